@@ -1,0 +1,7 @@
+"""``python -m sotbus`` is the ``sotbus`` command."""
+
+import sys
+
+from sotbus.cli.main import main
+
+sys.exit(main())

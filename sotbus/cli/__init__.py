@@ -1,0 +1,1 @@
+"""The commands. :mod:`.main` finds one and imports its module; a module a command group, imports lazy."""

@@ -1,0 +1,73 @@
+"""``sotbus join`` and ``sotbus leave`` (facts 8.4 and 8.6)."""
+
+from __future__ import annotations
+
+from sotbus.cli import options, terminal
+from sotbus.cli.main import open_client
+from sotbus.comm import membership
+from sotbus.errors import NotJoined
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sotbus.comm.box import Box
+
+
+def run_join(words: list[str], box: Box | None) -> int:
+    made = options.parser(
+        "join",
+        "Take a handle, so that mail can reach this session. Without --name it is named after the project folder and "
+        "the host; a second session in the same folder gets -2, -3, ... of that name.",
+        "  sotbus join\n"
+        "  sotbus join --name reviewer --expertise 'rust, databases'\n\n"
+        "exit status: 0 joined, 1 FAILED, 2 usage, 3 the slot or the handle is another session's (see --repin)",
+    )
+    made.add_argument("--name", help="the handle, word for word: 1 to 64 of A-Za-z0-9._-")
+    made.add_argument("--expertise", default="", metavar="LIST", help="what this session knows, separated by commas")
+    made.add_argument("--repin", action="store_true", help="take the slot or handle even if it is another session's")
+    made.add_argument("--pid", type=int, help="the process whose life is the session's, instead of the one found")
+    given = options.parse(made, words)
+    if isinstance(given, int):
+        return given
+    client = open_client(box)
+    expertise = [word for part in given.expertise.split(",") if (word := part.strip())]
+    joined = membership.join(client, name=given.name, expertise=expertise, repin=given.repin, pid=given.pid)
+    if joined.beside:
+        terminal.err(f"note: @{joined.beside} is held by another session in this folder; this one is @{joined.handle}")
+    terminal.out(f"Joined sot-comm as @{joined.handle}  ({terminal.shown(joined.repo)} on {client.box.declared_host}).")
+    terminal.out(f"  inbox: {joined.inbox}")
+    terminal.out(f"Others registered: {terminal.shown(', '.join(joined.others)) or 'none'}")
+    return 0
+
+
+def run_leave(words: list[str], box: Box | None) -> int:
+    made = options.parser(
+        "leave",
+        "Give this session's handle back. The inbox and the cursor stay, so nothing unread is lost.",
+        "  sotbus leave\n  sotbus leave --name old-vm     remove another handle's row",
+        usage_status=1,
+    )
+    made.add_argument("--name", help="another handle; only its registry row is removed")
+    given = options.parse(made, words)
+    if isinstance(given, int):
+        return given
+    client = open_client(box)
+    if given.name is None:
+        try:
+            client.identity()
+        except NotJoined as error:
+            if type(error) is not NotJoined:
+                raise
+            terminal.out("Not joined — nothing to do.")
+            return 0
+    client.ensure()
+    handle, found = membership.leave(client, given.name)
+    if given.name is None:
+        if found == membership.ANOTHERS:
+            terminal.out(f"Left sot-comm (@{handle} is another session's by now; its row was left alone).")
+        else:
+            terminal.out(f"Left sot-comm (@{handle} removed).")
+    elif found == membership.ABSENT:
+        terminal.out(f"@{handle} not in registry — nothing to do.")
+    else:
+        terminal.out(f"Removed @{handle} from the registry (row only; comm-despawn.sh does full teardown).")
+    return 0

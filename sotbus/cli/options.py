@@ -1,0 +1,37 @@
+"""The argument parser that commands other than ``send`` share."""
+
+from __future__ import annotations
+
+import argparse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def parser(command: str, description: str, examples: str, *, usage_status: int = 2) -> argparse.ArgumentParser:
+    """A parser for one command, with examples below its options and no abbreviated options.
+
+    :param usage_status: exit status of a usage error (facts 14: 2 for join, 1 for leave).
+    """
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, text: str) -> None:  # type: ignore[override]
+            self.print_usage(__import__("sys").stderr)
+            self.exit(usage_status, f"{self.prog}: {text}\n")
+
+    return Parser(
+        prog=f"sotbus {command}",
+        description=description,
+        epilog="examples:\n" + examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def parse(made: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace | int:
+    """The arguments, or the exit status where help or a usage error ended the command."""
+    try:
+        return made.parse_args(list(words))
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0

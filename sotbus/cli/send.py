@@ -1,0 +1,132 @@
+"""``sotbus send``: one result line per recipient, ``filed`` or ``FAILED`` (sot-comm v1, The wire; facts 8.2)."""
+
+from __future__ import annotations
+
+import os
+
+from sotbus import message
+from sotbus.cli import terminal
+from sotbus.cli.main import open_client
+from sotbus.comm.sending import Outbox, touch
+from sotbus.errors import EX_FAILED, BadRequest, SotbusError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sotbus.comm.box import Box
+
+USAGE = """\
+usage: sotbus send @handle TEXT ...
+       sotbus send --broadcast TEXT ...
+
+File a message in another session's mailbox. The words of TEXT are joined by one space; '-' alone reads the text from
+standard input, byte for byte. Prints one line per recipient: 'filed -> @handle' once the line is safe on disk, or
+'FAILED -> @handle: reason' (on standard error). Nothing is queued and nothing is tried twice.
+
+  --broadcast   a copy to every other handle; a broadcast copy is shown but never counted as unread
+  -h, --help    this text
+
+examples:
+  sotbus send @api-vm 'the schema is in docs/schema.md'
+  git diff | sotbus send @review-vm -
+  sotbus send --broadcast 'rebooting in five minutes'
+
+exit status: 0 filed (every one), 1 FAILED or refused"""
+
+READ_BYTES = 1 << 16
+
+COUNT_AT_MOST = 1 << 26
+"""How far an endless standard input is counted before the refusal says "more than"."""
+
+
+def run_send(words: list[str], box: Box | None) -> int:
+    """Send. Option words count only before the target: what follows it is text."""
+    broadcast, target, text = False, "", ""
+    rest = list(words)
+    while rest:
+        word = rest[0]
+        if word in ("-h", "--help") and not target and not broadcast:
+            terminal.out(USAGE)
+            return 0
+        if word == "--broadcast" and not target and not broadcast:
+            broadcast = True
+        elif word.startswith("@") and not target and not broadcast:
+            target = word
+        else:
+            if word == "--":
+                rest.pop(0)
+            break
+        rest.pop(0)
+    if not rest:
+        terminal.err(USAGE)
+        return EX_FAILED
+    if not target and not broadcast:
+        return _no_target(rest[0])
+    to = "--broadcast" if broadcast else target
+    client = open_client(box)
+    try:
+        text = _text(rest, client.settings.max_text_bytes)
+        message.check_text(text, client.settings.max_text_bytes)
+        client.ensure()
+        outbox = Outbox(client)
+    except SotbusError as error:
+        return terminal.tell(error, f"FAILED -> {terminal.shown(to)}: ")
+    status = _broadcast(outbox, text) if broadcast else _send(outbox, target[1:], text)
+    terminal.flush()
+    touch(client, outbox.sender.handle)
+    return status
+
+
+def _send(outbox: Outbox, to: str, text: str) -> int:
+    try:
+        outbox.send(to, text)
+    except SotbusError as error:
+        return terminal.tell(error, f"FAILED -> @{terminal.shown(to)}: ")
+    terminal.out(f"  filed -> @{to}")
+    return 0
+
+
+def _broadcast(outbox: Outbox, text: str) -> int:
+    filed = asked = 0
+    for to, error in outbox.broadcast(text):
+        asked += 1
+        if error is None:
+            filed += 1
+            terminal.out(f"  filed -> @{to}")
+        else:
+            terminal.err(f"FAILED -> @{terminal.shown(to)}: {terminal.shown(str(error))}")
+    of_all = f"{filed}" if filed == asked else f"{filed} of {asked}"
+    terminal.out(f"Broadcast to {of_all} agent(s).")
+    return 0 if filed == asked else EX_FAILED
+
+
+def _no_target(word: str) -> int:
+    """Text without a target. A first word that could be an address is told apart: addresses are the node's."""
+    terminal.err("no target; use @name or --broadcast")
+    terminal.err(
+        f"hint: for the session @{terminal.shown(word)} write @{terminal.shown(word)}; "
+        "addresses (names, IDs, name@node) need this box's node"
+    )
+    return EX_FAILED
+
+
+def _text(words: list[str], max_bytes: int) -> str:
+    """The message: the words joined, or standard input for a lone ``-``.
+
+    *Errors*: BadRequest for bytes that are not UTF-8; TooLarge, before more than the bound is kept in memory.
+    """
+    if words != ["-"]:
+        return " ".join(words)
+    parts: list[bytes] = []
+    size = 0
+    while part := os.read(0, READ_BYTES):
+        size += len(part)
+        if size <= max_bytes:
+            parts.append(part)
+        elif size > COUNT_AT_MOST:
+            raise message.too_large(COUNT_AT_MOST, max_bytes, at_least=True)
+    if size > max_bytes:
+        raise message.too_large(size, max_bytes)
+    try:
+        return b"".join(parts).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"standard input is not UTF-8 at byte {error.start + 1}; nothing was sent") from error

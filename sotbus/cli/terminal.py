@@ -1,0 +1,55 @@
+"""Printing: which stream, colour only where it is wanted, and text that was written to the end or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sotbus.message import shown as shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sotbus.errors import SotbusError
+
+GREEN, YELLOW, RED, DIM, BOLD = "32", "33", "31", "2", "1"
+
+
+def out(text: str) -> None:
+    """A line of the answer, on standard output. Text that has no UTF-8 goes out as the bytes it was made from."""
+    raw_out((text + "\n").encode("utf-8", "surrogateescape"))
+
+
+def raw_out(data: bytes) -> None:
+    """Bytes on standard output. *Errors*: OSError, BrokenPipeError included."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+
+
+def flush() -> None:
+    """Hand everything to the system. *Errors*: OSError: what was to be shown was not."""
+    sys.stdout.buffer.flush()
+
+
+def err(text: str) -> None:
+    """A line for the person, on standard error; one that cannot be written is lost."""
+    try:
+        sys.stdout.buffer.flush()
+        sys.stderr.buffer.write((text + "\n").encode("utf-8", "backslashreplace"))
+        sys.stderr.buffer.flush()
+    except (OSError, ValueError):
+        return
+
+
+def tell(error: SotbusError, prefix: str = "") -> int:
+    """An error and its hint on standard error; answers the exit status."""
+    err(prefix + shown(str(error)))
+    if error.hint:
+        err(f"hint: {shown(error.hint)}")
+    return error.exit_status
+
+
+def colour(text: str, code: str) -> str:
+    """The text in a colour where standard output is a terminal and NO_COLOR is not set (no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty():
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"

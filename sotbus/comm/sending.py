@@ -1,0 +1,126 @@
+"""Send: one line into one recipient's inbox, and a truthful answer (sot-comm v1, The inbox; facts 8.2)."""
+
+from __future__ import annotations
+
+from sotbus import message
+from sotbus.comm import handles
+from sotbus.comm.inbox import Inbox
+from sotbus.comm.liveness import is_live
+from sotbus.comm.manager_record import writer_identity
+from sotbus.comm.registry import entry_of, text_of
+from sotbus.errors import NoLiveSession, NotHere, NotJoined, RegistryUnreadable, SotbusError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from sotbus.comm.client import Client
+    from sotbus.comm.self_file import SelfFile
+
+
+class Outbox:
+    """A sender that has been verified once: its identity, and the registry as it was read for that.
+
+    *Errors* of the constructor: :class:`NotJoined` (and GateRefused) with the page's words; nothing was sent.
+    """
+
+    __slots__ = ("agents", "client", "sender")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        try:
+            self.agents: dict[str, Any] = client.registry.agents()
+        except RegistryUnreadable as error:
+            who = client.identity({})
+            raise NotJoined(
+                f"the registry could not be read, so identity @{who.handle} is unverified; nothing was sent",
+                hint=error.hint,
+            ) from error
+        self.sender: SelfFile = client.identity(self.agents)
+        self._check_routable()
+
+    def __repr__(self) -> str:
+        return f"<Outbox of @{self.sender.handle}>"
+
+    def _check_routable(self) -> None:
+        """The sender's own row must exist and be this project's, or no answer could reach it."""
+        me = self.sender.handle
+        if me not in self.agents:
+            raise NotJoined(
+                f"your identity @{me} has no registry row; "
+                f"reclaim it with {self.client.folder.bin}/comm-join.sh --name {me}",
+                hint=f"sotbus join --name {me}",
+            )
+        root = text_of(entry_of(self.agents, me), "root")
+        if root not in ("", self.sender.root):
+            raise NotJoined(
+                f"your sot-comm identity '@{me}' is registered to a DIFFERENT project's root ('{root}'); "
+                "nothing was sent",
+                hint="take a handle for this project: sotbus join",
+            )
+
+    def send(self, to: str, text: str, *, broadcast: bool = False) -> None:
+        """File one line; returning at all means ``filed``.
+
+        :param to: the recipient's handle.
+        :param broadcast: file a broadcast copy, whose ``to`` is empty.
+
+        *Durability*: when this returns the line is on disk.
+        *Errors*: any :class:`SotbusError`: not filed, and its text is the reason, unless ``outcome_unknown``.
+        """
+        client = self.client
+        handles.check(to)
+        message.check_text(text, client.settings.max_text_bytes)
+        entry = entry_of(self.agents, to)
+        if not text_of(entry, "host"):
+            raise NotHere(f"no such handle: {to}" if broadcast else f"no box knows that handle: {to}")
+        assert entry is not None
+        if not is_live(entry.get("last_seen"), client.clock()):
+            raise NoLiveSession(
+                f"no live session holds @{to}",
+                hint=f"@{to} was last seen at {message.shown(text_of(entry, 'last_seen') or 'no time')}; a session is "
+                "live for ten minutes after its last command, and while a node watches it",
+            )
+        now = message.stamp(client.clock())
+        line = message.encode(
+            self.sender.handle, "" if broadcast else to, message.unicode_of(self.sender.repo), text, now
+        )
+        identity = writer_identity(client.folder, client.box, stand_in=client.stand_in)
+        cut = Inbox(client.folder, to, identity).append(line, client.settings.inbox_lock_wait_s)
+        if cut:
+            client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
+
+    def broadcast(self, text: str) -> Iterator[tuple[str, SotbusError | None]]:
+        """File a copy for every other handle; yields each handle and why it was not filed, or None."""
+        for to in self.agents:
+            if to == self.sender.handle:
+                continue
+            try:
+                self.send(to, text, broadcast=True)
+            except SotbusError as error:
+                yield to, error
+            else:
+                yield to, None
+
+
+def touch(client: Client, handle: str) -> None:
+    """Stamp ``last_seen`` of a handle that is listed: best effort, silent, bounded (sot-comm v1, Bounds).
+
+    Skipped where the stamp of this very second stands already: the write would change nothing.
+    """
+    now = message.stamp(client.clock())
+
+    def change(document: dict[str, Any]) -> bool:
+        entry = document["agents"].get(handle)
+        if not isinstance(entry, dict) or entry.get("last_seen") == now:
+            return False
+        entry["last_seen"] = now
+        return True
+
+    try:
+        entry = entry_of(client.registry.agents(), handle)
+        if entry is not None and entry.get("last_seen") != now:
+            client.registry.update(change, client.settings.touch_wait_s)
+    except (SotbusError, OSError):
+        return

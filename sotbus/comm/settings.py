@@ -1,0 +1,63 @@
+"""Bounds and limits of one client, with the environment's say (facts 14)."""
+
+from __future__ import annotations
+
+from sotbus.message import MAX_TEXT_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOCK_WAIT_S = 10.0
+"""Registry lock: a join, a leave, a spawn, a work-state declaration (``SOT_LOCK_WAIT_SECS``)."""
+
+TOUCH_WAIT_S = 1.0
+"""Registry lock: the best-effort ``last_seen`` touch of a send or a poll."""
+
+INBOX_LOCK_WAIT_S = 2.0
+"""Inbox lock of an append (``SOT_INBOX_LOCK_WAIT_SECS``)."""
+
+INBOX_READ_WAIT_S = 3.0
+"""Shared inbox lock of a reader (``SOT_INBOX_READ_WAIT_SECS``)."""
+
+
+class Settings:
+    """All waits are in seconds, ``max_text_bytes`` in bytes of UTF-8."""
+
+    __slots__ = ("inbox_lock_wait_s", "inbox_read_wait_s", "lock_wait_s", "max_text_bytes", "touch_wait_s")
+
+    def __init__(
+        self,
+        *,
+        lock_wait_s: float = LOCK_WAIT_S,
+        touch_wait_s: float = TOUCH_WAIT_S,
+        inbox_lock_wait_s: float = INBOX_LOCK_WAIT_S,
+        inbox_read_wait_s: float = INBOX_READ_WAIT_S,
+        max_text_bytes: int = MAX_TEXT_BYTES,
+    ) -> None:
+        self.lock_wait_s = lock_wait_s
+        self.touch_wait_s = touch_wait_s
+        self.inbox_lock_wait_s = inbox_lock_wait_s
+        self.inbox_read_wait_s = inbox_read_wait_s
+        self.max_text_bytes = max_text_bytes
+
+    def __repr__(self) -> str:
+        return "<Settings " + " ".join(f"{name}={getattr(self, name)}" for name in self.__slots__) + ">"
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], max_text_bytes: int = MAX_TEXT_BYTES) -> Settings:
+        """With the environment's waits; a value that is no number of seconds leaves the default."""
+        return cls(
+            lock_wait_s=seconds(environ.get("SOT_LOCK_WAIT_SECS"), LOCK_WAIT_S),
+            inbox_lock_wait_s=seconds(environ.get("SOT_INBOX_LOCK_WAIT_SECS"), INBOX_LOCK_WAIT_S),
+            inbox_read_wait_s=seconds(environ.get("SOT_INBOX_READ_WAIT_SECS"), INBOX_READ_WAIT_S),
+            max_text_bytes=max_text_bytes,
+        )
+
+
+def seconds(text: str | None, default: float) -> float:
+    """A wait from the environment: digits, with a fraction where one is given, at most a day; else the default."""
+    whole, _, fraction = (text or "").strip().partition(".")
+    if not whole.isascii() or not whole.isdigit() or len(whole) > 5 or (fraction and not fraction.isdigit()):
+        return default
+    return min(float(f"{whole}.{fraction or 0}"), 86400.0)
