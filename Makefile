@@ -38,10 +38,10 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml $(VENV)/bin/python
-	@$(PIP) install -e . && touch $@
+	@$(PIP) install -e . && $(BIN)/python -m compileall -q sotbus && touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/bin/python
-	@$(PIP) install -e '.[dev]' && touch $@ $(VENV)/.run
+	@$(PIP) install -e '.[dev]' && $(BIN)/python -m compileall -q sotbus && touch $@ $(VENV)/.run
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis dist

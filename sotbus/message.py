@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from json.encoder import encode_basestring
 
 from sotbus.errors import BadRequest, TooLarge
 
@@ -22,6 +23,9 @@ STAMP = "%Y-%m-%dT%H:%M:%SZ"
 """UTC to the second, on the wire and on disk."""
 
 
+_DIGITS_AS_0 = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
+
+
 def stamp(now_s: float | None = None) -> str:
     """A time as a stamp; the present one by default. :param now_s: seconds since the epoch."""
     return time.strftime(STAMP, time.gmtime(now_s))
@@ -29,11 +33,7 @@ def stamp(now_s: float | None = None) -> str:
 
 def is_stamp(text: str) -> bool:
     """Whether text has the shape ``YYYY-MM-DDTHH:MM:SSZ`` in ASCII digits; the calendar is not asked (facts 2.7)."""
-    if len(text) != 20 or not text.isascii():
-        return False
-    marks = text[4] + text[7] + text[10] + text[13] + text[16] + text[19]
-    digits = text[:4] + text[5:7] + text[8:10] + text[11:13] + text[14:16] + text[17:19]
-    return marks == "--T::Z" and digits.isdigit()
+    return len(text) == 20 and text.isascii() and text.encode().translate(_DIGITS_AS_0) == b"0000-00-00T00:00:00Z"
 
 
 def check_text(text: str, max_bytes: int = MAX_TEXT_BYTES) -> None:
@@ -63,8 +63,11 @@ def encode(sender: str, to: str, repo: str, text: str, ts: str) -> bytes:
 
     :param to: the recipient's handle, or ``""`` for a broadcast copy.
     """
-    line = {"from": sender, "to": to, "repo": repo, "msg": text, "ts": ts}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
+    quoted = encode_basestring
+    line = (
+        f'{{"from":{quoted(sender)},"to":{quoted(to)},"repo":{quoted(repo)},"msg":{quoted(text)},"ts":{quoted(ts)}}}\n'
+    )
+    return line.encode("utf-8")
 
 
 def _refuse_constant(text: str) -> object:

@@ -8,7 +8,7 @@ from sotbus import message
 from sotbus.cli import terminal
 from sotbus.cli.main import open_client
 from sotbus.comm.sending import Outbox, touch
-from sotbus.errors import EX_FAILED, BadRequest, SotbusError
+from sotbus.errors import EX_FAILED, BadRequest, RegistryUnreadable, SotbusError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def run_send(words: list[str], box: Box | None) -> int:
         client.ensure()
         outbox = Outbox(client)
     except SotbusError as error:
+        if broadcast and isinstance(error.__cause__, RegistryUnreadable):
+            error = RegistryUnreadable("the registry could not be read; nothing was sent", hint=error.hint)
         return terminal.tell(error, f"FAILED -> {terminal.shown(to)}: ")
     status = _broadcast(outbox, text) if broadcast else _send(outbox, target[1:], text)
     terminal.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import lru_cache
 
 from sotbus.message import shown as shown
 
@@ -48,8 +49,12 @@ def tell(error: SotbusError, prefix: str = "") -> int:
     return error.exit_status
 
 
+@lru_cache(maxsize=1)
+def _coloured() -> bool:
+    """Whether standard output is a terminal that shows colour, and NO_COLOR is not set (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def colour(text: str, code: str) -> str:
-    """The text in a colour where standard output is a terminal and NO_COLOR is not set (no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty():
-        return text
-    return f"\x1b[{code}m{text}\x1b[0m"
+    """The text in a colour, where colour is shown."""
+    return f"\x1b[{code}m{text}\x1b[0m" if _coloured() else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from sotbus.comm.manager_record import WriterGate
 from sotbus.comm.project import Project, project_here
 from sotbus.comm.registry import Registry, entry_of
 from sotbus.comm.session import Session, identify, session_here
@@ -48,6 +49,7 @@ class Client:
         self.stand_in = stand_in
         self.clock = clock
         self.registry = registry or Registry(folder, box)
+        self.writer_gate = WriterGate(folder, box, stand_in=stand_in)
         self._session: Session | None = None
         self._project: Project | None = None
 
@@ -58,7 +60,7 @@ class Client:
     def session(self) -> Session:
         """This process's session, read once. *Errors*: FolderError for a host that cannot name a file."""
         if self._session is None:
-            self._session = session_here(self.folder, self.box, self.environ)
+            self._session = session_here(self.folder, self.box, self.environ, self.project.root)
         return self._session
 
     @property

@@ -68,12 +68,12 @@ def acquire(path: str, *, exclusive: bool, bound_s: float, polling: bool) -> Fil
     *Errors*: :class:`LockTimeoutError` past the bound; OSError where the file cannot be opened or locked.
     *Cancellation*: an exception that arrives while waiting (KeyboardInterrupt) gives the lock up.
     """
-    deadline = time.monotonic() + bound_s
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
         if _try(fd, kind):
             return FileLock(fd)
+        deadline = time.monotonic() + bound_s
         if polling:
             _poll(fd, kind, deadline)
             return FileLock(fd)

@@ -169,7 +169,10 @@ def sync_folder(path: str) -> None:
 
 def write_whole(fd: int, data: bytes) -> None:
     """write(2) until all of ``data`` is written. *Errors*: OSError; part of it may be written then."""
-    view = memoryview(data)
+    written = os.write(fd, data)
+    if written == len(data):
+        return
+    view = memoryview(data)[written:]
     while view:
         view = view[os.write(fd, view) :]
 

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HANDLE_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+HANDLE_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 MAX_BYTES = 64
 FOLDER_BYTES = 20
 HOST_BYTES = 12
@@ -18,8 +18,9 @@ HOST_BYTES = 12
 
 def is_handle(text: str) -> bool:
     """1 to 64 bytes of ``A-Za-z0-9._-``, no ``..``, no leading ``-``."""
-    data = os.fsencode(text) if text.isascii() else b"\xff"
-    return 0 < len(data) <= MAX_BYTES and HANDLE_BYTES.issuperset(data) and ".." not in text and text[0] != "-"
+    if not text.isascii() or not 0 < len(text) <= MAX_BYTES:
+        return False
+    return not text.encode().translate(None, HANDLE_BYTES) and ".." not in text and text[0] != "-"
 
 
 def check(text: str) -> str:

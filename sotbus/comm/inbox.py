@@ -118,9 +118,11 @@ def end_of_last_line(fd: int, length: int) -> int:
 
     *Errors*: OSError, also where the file turns out shorter than ``length``: nothing is cut on a guess.
     """
+    if length == 0 or os.pread(fd, 1, length - 1) == b"\n":
+        return length
     end = length
     while end > 0:
-        start = length - 1 if end == length else max(0, end - TAIL_BLOCK_BYTES)
+        start = max(0, end - TAIL_BLOCK_BYTES)
         block = _pread_whole(fd, end - start, start)
         if len(block) != end - start:
             raise OSError(errno.EIO, "the inbox became shorter while its lock was held")

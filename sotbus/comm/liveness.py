@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
 from sotbus.message import is_stamp, stamp
 
 LIVE_S = 600
 """A handle is live while its stamp is younger than this, in seconds."""
+
+
+@lru_cache(maxsize=4)
+def _oldest_live(now_s: int) -> str:
+    """The newest stamp that is not live any more."""
+    return stamp(now_s - LIVE_S)
 
 
 def is_live(last_seen: object, now_s: float | None = None) -> bool:
@@ -17,8 +24,7 @@ def is_live(last_seen: object, now_s: float | None = None) -> bool:
     """
     if not isinstance(last_seen, str) or not is_stamp(last_seen):
         return False
-    now = time.time() if now_s is None else now_s
-    return last_seen > stamp(now - LIVE_S)
+    return last_seen > _oldest_live(int(time.time() if now_s is None else now_s))
 
 
 def age_s(text: object, now_s: float | None = None) -> int | None:

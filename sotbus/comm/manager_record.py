@@ -6,6 +6,7 @@ Sources: sot-comm v1, The lock manager; facts 4.1; decisions, sot-comm 1.
 from __future__ import annotations
 
 import os
+import select
 
 from sotbus.comm.folder import touch_folder
 from sotbus.comm.identity import inbox_identity
@@ -161,6 +162,73 @@ def writer_identity(folder: Folder, box: Box, *, stand_in: bool) -> str:
         elif own == NONE:
             reason += "; or run: sotbus init, which can put one into the config"
     raise FilingFailed("this box cannot take the inbox lock itself, and no daemon is reachable to file it", hint=reason)
+
+
+class WriterGate:
+    """:func:`writer_identity`, asked before each filing, with the answer kept for as long as it must be the same.
+
+    A remount changes the answer at once: the kernel marks an open mountinfo when the mount table changes
+    (proc_pid_mountinfo(5)). So does another record, or another folder in the inboxes' place. An NFS folder's facts may
+    be stale here, so they are asked afresh each time, and so is everything where the mounts cannot be watched.
+
+    Not to be shared between threads.
+    """
+
+    __slots__ = ("_answer", "_facts", "_inboxes", "_poll", "_record", "_watched", "box", "folder", "stand_in")
+
+    def __init__(self, folder: Folder, box: Box, *, stand_in: bool) -> None:
+        self.folder = folder
+        self.box = box
+        self.stand_in = stand_in
+        self._inboxes = folder.inboxes
+        self._record = folder.manager_record
+        self._answer = ""
+        self._facts: object = None
+        self._watched: int | None = None
+        self._poll: select.poll | None = None
+
+    def __repr__(self) -> str:
+        return f"<WriterGate {self._answer or 'not asked'}>"
+
+    def __del__(self) -> None:
+        if self._watched is not None:
+            os.close(self._watched)
+
+    def identity(self) -> str:
+        """The lock manager to append under. *Errors*: :class:`FilingFailed`, as :func:`writer_identity`."""
+        if self._answer and not self._mounts_changed() and self._facts == self._look():
+            return self._answer
+        self._answer = ""
+        self._watch()
+        before = self._look()
+        answer = writer_identity(self.folder, self.box, stand_in=self.stand_in)
+        if self._poll is not None and answer.startswith(("local ", "none@")) and before == self._look():
+            self._answer, self._facts = answer, before
+        return answer
+
+    def _look(self) -> object:
+        """What the answer rests on besides the mounts, or None where it cannot be told."""
+        try:
+            inboxes = os.stat(self._inboxes)
+            record = os.stat(self._record)
+        except OSError:
+            return None
+        return inboxes.st_dev, inboxes.st_ino, record.st_dev, record.st_ino, record.st_ctime_ns, record.st_size
+
+    def _mounts_changed(self) -> bool:
+        return self._poll is None or bool(self._poll.poll(0))
+
+    def _watch(self) -> None:
+        """Watch the mounts from now on, through a new descriptor: an old one may hold a mark."""
+        if self._watched is not None:
+            os.close(self._watched)
+        self._watched = self._poll = None
+        try:
+            self._watched = os.open(self.box.mountinfo_path, os.O_RDONLY)
+        except OSError:
+            return
+        self._poll = select.poll()
+        self._poll.register(self._watched, select.POLLERR | select.POLLPRI)
 
 
 def reads_under_lock(folder: Folder, box: Box) -> str | None:

@@ -6,7 +6,8 @@ What sotbus does not know comes back out as it was read: key order, unknown fiel
 from __future__ import annotations
 
 import json
-from json.encoder import encode_basestring, encode_basestring_ascii
+from functools import lru_cache
+from json.encoder import encode_basestring
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,17 +61,31 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def dump(document: dict[str, Any]) -> bytes:
-    """The document as bytes: two-space JSON, UTF-8, a newline at the end."""
+    """The document as bytes: two-space JSON, UTF-8, a newline at the end. *Errors*: ValueError, RecursionError."""
     parts: list[str] = []
     _write(document, "\n", parts.append)
     parts.append("\n")
-    return "".join(parts).encode("utf-8")
+    text = "".join(parts)
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:  # lone surrogates, which have no UTF-8: they stay the escapes they were
+        return "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in text).encode("utf-8")
+
+
+_PLAIN = frozenset([str, int, bool, type(None)])
+"""Types of a flat object's values (or an empty list), as most entries are: the C encoder writes those well."""
+
+
+@lru_cache(maxsize=8)
+def _flat(separator: str) -> json.JSONEncoder:
+    """An encoder for a flat object whose members stand apart by ``separator``, a comma and a new line."""
+    return json.JSONEncoder(ensure_ascii=False, separators=(separator, ": "))
 
 
 def _write(value: Any, newline: str, out: Any) -> None:
     """One value; ``newline`` is a line feed and the indentation of the line that the value begins on."""
     if isinstance(value, str):
-        out(_string(value))
+        out(encode_basestring(value))
     elif value is None:
         out("null")
     elif value is True:
@@ -79,11 +94,14 @@ def _write(value: Any, newline: str, out: Any) -> None:
         out("false")
     elif isinstance(value, Number):
         out(value.text)
+    elif isinstance(value, dict) and value and all(type(item) in _PLAIN or item == [] for item in value.values()):
+        inner = newline + "  "
+        out("{" + inner + _flat("," + inner).encode(value)[1:-1] + newline + "}")
     elif isinstance(value, dict):
         inner = newline + "  "
         before = "{" + inner
         for key, item in value.items():
-            out(before + _string(key) + ": ")
+            out(before + encode_basestring(key) + ": ")
             _write(item, inner, out)
             before = "," + inner
         out(newline + "}" if value else "{}")
@@ -97,12 +115,3 @@ def _write(value: Any, newline: str, out: Any) -> None:
         out(newline + "]" if value else "[]")
     else:
         out(json.dumps(value))
-
-
-def _string(text: str) -> str:
-    """A JSON string in UTF-8; a lone surrogate, which has no UTF-8, stays the escape it was."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return str(encode_basestring_ascii(text))
-    return str(encode_basestring(text))

@@ -6,7 +6,6 @@ from sotbus import message
 from sotbus.comm import handles
 from sotbus.comm.inbox import Inbox
 from sotbus.comm.liveness import is_live
-from sotbus.comm.manager_record import writer_identity
 from sotbus.comm.registry import entry_of, text_of
 from sotbus.errors import NoLiveSession, NotHere, NotJoined, RegistryUnreadable, SotbusError
 
@@ -86,8 +85,8 @@ class Outbox:
         line = message.encode(
             self.sender.handle, "" if broadcast else to, message.unicode_of(self.sender.repo), text, now
         )
-        identity = writer_identity(client.folder, client.box, stand_in=client.stand_in)
-        cut = Inbox(client.folder, to, identity).append(line, client.settings.inbox_lock_wait_s)
+        inbox = Inbox(client.folder, to, client.writer_gate.identity())
+        cut = inbox.append(line, client.settings.inbox_lock_wait_s)
         if cut:
             client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
 

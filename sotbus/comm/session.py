@@ -8,6 +8,7 @@ pane, else the terminal's session leader.
 from __future__ import annotations
 
 import os
+from zlib import crc32
 
 from sotbus.comm.box import host_problem
 from sotbus.comm.processes import ancestry, is_alive, start_ticks
@@ -110,8 +111,11 @@ def same_process(entry: Mapping[str, Any], process: tuple[int, str]) -> bool:
     return (entry.get("pid"), str(entry.get("start"))) == process
 
 
-def session_here(folder: Folder, box: Box, environ: Mapping[str, str]) -> Session:
+def session_here(folder: Folder, box: Box, environ: Mapping[str, str], root: str) -> Session:
     """This process's session, by the environment and its ancestors.
+
+    :param root: the project root; it is part of the own file's name, so that a terminal that moves between two projects
+        keeps the handle it has in each.
 
     *Errors*: :class:`FolderError` where the declared host cannot name a file; nothing was made.
     """
@@ -135,7 +139,7 @@ def session_here(folder: Folder, box: Box, environ: Mapping[str, str]) -> Sessio
     if row:
         return Session(f"{base}{row_leaf(row)}.txt", None, row, False, process, name, ancestors)
     key = _key(environ, ancestors, process, box.proc)
-    own = f"{base}sotbus-{key}.txt" if key else base + NOPANE[2:]
+    own = f"{base}sotbus-{key}-{crc32(os.fsencode(root)):08x}.txt" if key else base + NOPANE[2:]
     return Session(own, base + NOPANE[2:], "", False, process, name, ancestors)
 
 
