@@ -72,6 +72,17 @@ def config_folder(environ: Mapping[str, str]) -> str:
     return (base if os.path.isabs(base) else os.path.expanduser("~/.config")) + "/sotbus"
 
 
+def _is_there(path: str) -> bool:
+    """Whether a file is there. *Errors*: ConfigError where that cannot be told; settings are not ignored silently."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be looked at: {error.strerror or error}") from error
+    return True
+
+
 def host_file(environ: Mapping[str, str], declared_host: str) -> str:
     """The file that is one box's alone, also where several boxes mount one home."""
     return f"{config_folder(environ)}/{declared_host.replace('/', '_')}.toml"
@@ -82,10 +93,12 @@ def find(environ: Mapping[str, str], declared_host: str) -> str | None:
     named = environ.get("SOTBUS_CONFIG")
     if named:
         return named
-    for path in (host_file(environ, declared_host), f"{config_folder(environ)}/config.toml"):
-        if os.path.lexists(path):
-            return path
-    return None
+    folder = config_folder(environ)
+    if not os.path.isabs(folder):
+        return None
+    return next(
+        (path for path in (host_file(environ, declared_host), f"{folder}/config.toml") if _is_there(path)), None
+    )
 
 
 def load(path: str | None) -> Config:

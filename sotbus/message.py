@@ -124,11 +124,18 @@ def unicode_of(text: str) -> str:
 
 
 def shown(text: str, *, newlines: bool = False) -> str:
-    """Text for a terminal: control characters made visible as escapes (decisions, sot-comm 5).
+    """Text for a terminal: control characters, and lone surrogates, as visible escapes (decisions, sot-comm 5).
 
     :param newlines: keep newline and tab as they are, as in a message's text.
     """
     if text.isprintable():
         return text
     kept = "\n\t" if newlines else ""
-    return "".join(f"\\x{ord(c):02x}" if (c < " " or "\x7f" <= c <= "\x9f") and c not in kept else c for c in text)
+    return "".join(
+        _escape(c) if (c < " " or "\x7f" <= c <= "\x9f" or "\ud800" <= c <= "\udfff") and c not in kept else c
+        for c in text
+    )
+
+
+def _escape(c: str) -> str:
+    return f"\\x{ord(c):02x}" if c < "\u0100" else f"\\u{ord(c):04x}"

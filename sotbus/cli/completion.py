@@ -1,9 +1,14 @@
-"""``sotbus completion``: a completion script for the shell, made from the table of commands."""
+"""``sotbus completion``: a completion script for the shell, made from the table of commands.
+
+Handles come from a file that others write, so no script lets the shell evaluate them, and ``completion handles`` prints
+only what is one.
+"""
 
 from __future__ import annotations
 
 from sotbus.cli import options, terminal
-from sotbus.cli.main import COMM_COMMANDS, COMMANDS
+from sotbus.cli.main import COMM_COMMANDS, COMMANDS, open_client
+from sotbus.comm.handles import is_handle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,24 +27,31 @@ OPTIONS = {
 }
 """Words that complete each command; a test holds them against the parsers."""
 
-HANDLES = 'sotbus list --json 2>/dev/null | grep -o \'"handle": "[^"]*"\' | cut -d\'"\' -f4'
-"""A shell pipeline that prints the handles, one a line."""
-
 BASH = """\
 # bash completion for sotbus:  eval "$(sotbus completion bash)"
 _sotbus() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" at=1
-    [[ "${{COMP_WORDS[1]}}" == comm ]] && at=2
-    if (( COMP_CWORD <= at )) && [[ "$COMP_CWORD" == "$at" ]]; then
-        COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" at=1 sign="" name
+    COMPREPLY=()
+    if [[ "${{COMP_WORDS[1]}}" == comm ]]; then at=2; fi
+    if (( COMP_CWORD == 1 )); then
+        COMPREPLY=($(compgen -W "{commands} comm" -- "$word"))
+        return
+    fi
+    if (( COMP_CWORD == 2 && at == 2 )); then
+        COMPREPLY=($(compgen -W "{comm_commands}" -- "$word"))
         return
     fi
     case "${{COMP_WORDS[at]}}" in
     send|unread)
-        if [[ "$word" == @* ]]; then
-            COMPREPLY=($(compgen -P @ -W "$({handles})" -- "${{word#@}}"))
+        if [[ "$word" == @* ]]; then sign=@; word="${{word#@}}"; fi
+        if [[ -n "$sign" || "$before" == @ ]]; then
+            while IFS= read -r name; do
+                if [[ "$name" == "$word"* ]]; then COMPREPLY+=("$sign$name"); fi
+            done < <(sotbus completion handles 2>/dev/null)
             return
-        fi ;;&
+        fi ;;
+    esac
+    case "${{COMP_WORDS[at]}}" in
 {cases}
     esac
 }}
@@ -51,17 +63,24 @@ _sotbus() {{
     local -a names
     local at=2
     [[ "${{words[2]}}" == comm ]] && at=3
-    if (( CURRENT == at )); then
+    if (( CURRENT == 2 )); then
         names=({described})
         _describe command names
+        return
+    fi
+    if (( CURRENT == 3 && at == 3 )); then
+        compadd -- {comm_commands}
         return
     fi
     case "${{words[at]}}" in
     send|unread)
         if [[ "${{words[CURRENT]}}" == @* ]]; then
-            compadd -P @ -- ${{(f)"$({handles})"}}
+            names=("${{(@f)$(sotbus completion handles 2>/dev/null)}}")
+            compadd -P @ -- "${{names[@]}}"
             return
-        fi ;|
+        fi ;;
+    esac
+    case "${{words[at]}}" in
 {cases}
     esac
 }}
@@ -76,23 +95,29 @@ def run_completion(words: list[str], box: Box | None) -> int:
         '  eval "$(sotbus completion zsh)"         in ~/.zshrc\n'
         "  sotbus completion fish | source         in ~/.config/fish/config.fish",
     )
-    made.add_argument("shell", choices=("bash", "zsh", "fish"))
+    made.add_argument("shell", choices=("bash", "zsh", "fish", "handles"), help="'handles' is what the scripts ask")
     given = options.parse(made, words)
     if isinstance(given, int):
         return given
+    if given.shell == "handles":
+        for handle in open_client(box).registry.agents():
+            if is_handle(handle):
+                terminal.out(handle)
+        return 0
     terminal.out({"bash": _bash, "zsh": _zsh, "fish": _fish}[given.shell]())
     return 0
 
 
 def _bash() -> str:
     cases = "\n".join(f'    {name}) COMPREPLY=($(compgen -W "{text}" -- "$word")) ;;' for name, text in OPTIONS.items())
-    return BASH.format(commands=" ".join((*COMMANDS, "comm")), handles=HANDLES, cases=cases)
+    return BASH.format(commands=" ".join(COMMANDS), comm_commands=" ".join(COMM_COMMANDS), cases=cases)
 
 
 def _zsh() -> str:
     described = " ".join(f"'{name}:{line}'" for name, (_, line) in COMMANDS.items())
     cases = "\n".join(f"    {name}) compadd -- {text} ;;" for name, text in OPTIONS.items())
-    return ZSH.format(described=described + " 'comm:the sot-comm commands'", handles=HANDLES, cases=cases)
+    described += " 'comm:the sot-comm commands under their own name'"
+    return ZSH.format(described=described, comm_commands=" ".join(COMM_COMMANDS), cases=cases)
 
 
 def _fish() -> str:
@@ -106,6 +131,6 @@ def _fish() -> str:
             flag = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
             lines.append(f"complete -c sotbus -n {seen} {flag}")
     lines.append(
-        f"complete -c sotbus -n '__fish_seen_subcommand_from send unread' -a '({HANDLES} | string replace -r \"^\" @)'"
+        "complete -c sotbus -n '__fish_seen_subcommand_from send unread' -a '(sotbus completion handles | sed s/^/@/)'"
     )
     return "\n".join(lines)

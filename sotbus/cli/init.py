@@ -12,7 +12,7 @@ from sotbus.cli import options, terminal
 from sotbus.cli.main import open_client
 from sotbus.comm import manager_record
 from sotbus.comm.box import first_line
-from sotbus.comm.folder import write_whole
+from sotbus.comm.folder import open_regular, remove_quietly, write_whole
 from sotbus.errors import ConfigError, FilingFailed, FolderError
 
 TYPE_CHECKING = False
@@ -39,19 +39,22 @@ def run_init(words: list[str], box: Box | None) -> int:
     given = options.parse(made, words)
     if isinstance(given, int):
         return given
-    client = open_client(box)
-    path = os.environ.get("SOTBUS_CONFIG") or configuration.host_file(os.environ, client.box.declared_host)
-    _write_config(path, client)
+    client = open_client(box, new_config=True)
+    found = configuration.find(os.environ, client.box.declared_host)
+    _write_config(found or configuration.host_file(os.environ, client.box.declared_host), client)
     client.ensure()
     terminal.out(f"folder   {client.folder.root}")
     if warning := client.folder.tighten():
         terminal.err(terminal.shown(warning))
     status = 0
-    try:
-        done = manager_record.establish(client.folder, client.box, replace=client.stand_in)
-        terminal.out(f"record   {client.folder.manager_record} ({done})")
-    except FilingFailed as error:
-        status = terminal.tell(error, "FAILED: ")
+    if client.stand_in:
+        try:
+            done = manager_record.establish(client.folder, client.box, replace=True)
+            terminal.out(f"record   {client.folder.manager_record} ({done})")
+        except FilingFailed as error:
+            status = terminal.tell(error, "FAILED: ")
+    else:
+        terminal.out("record   left to the hub: SOT_RELAY_ENDPOINT names one")
     _write_wrappers(client)
     return status
 
@@ -63,8 +66,8 @@ def _write_config(path: str, client: Client) -> None:
         terminal.out(f"config   {path} (kept)")
         if new_id:
             terminal.err(
-                f"hint: this machine has no machine id, so no mail can be filed here; put this into {path}: "
-                f'[box] machine_id = "{new_id}"'
+                f"hint: this machine has no machine id, so no mail can be filed here; put this into {path}:\n"
+                f'[box]\nmachine_id = "{new_id}"'
             )
         return
     text = template("single-box.toml")
@@ -73,7 +76,7 @@ def _write_config(path: str, client: Client) -> None:
         text = text.replace(commented, f'machine_id = "{new_id}"')
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), 0o700, exist_ok=True)
-        _write_file(path, text, 0o600)
+        _write_file(path, text, 0o600, replace=False)
     except OSError as error:
         raise ConfigError(f"FAILED: {path} cannot be written: {error.strerror or error}") from error
     terminal.out(f"config   {path} (written)")
@@ -101,7 +104,7 @@ def _write_wrappers(client: Client) -> None:
     if theirs:
         terminal.out(f"wrappers left alone: {theirs} is another product's")
         return
-    command = f"{shlex.quote(sys.executable)} -m sotbus comm"
+    command = f"{shlex.quote(sys.executable)} -P -m sotbus comm"
     try:
         os.makedirs(folder.bin, 0o755, exist_ok=True)
         for name in WRAPPED:
@@ -124,14 +127,24 @@ def _other_product(folder: str, version: str) -> str:
         return ""
     for name in names:
         if name.startswith("comm-"):
-            with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
-                if MARK not in file.read(4096):
-                    return f"{folder}/{name}"
+            try:
+                fd = open_regular(f"{folder}/{name}")
+                try:
+                    ours = MARK.encode() in os.read(fd, 4096)
+                finally:
+                    os.close(fd)
+            except OSError:
+                ours = False
+            if not ours:
+                return f"{folder}/{name}"
     return ""
 
 
-def _write_file(path: str, text: str, mode: int) -> None:
-    """A small file put in place by a rename. *Errors*: OSError; an old one stands then."""
+def _write_file(path: str, text: str, mode: int, *, replace: bool = True) -> None:
+    """A small file put in place whole, by a rename, or by a link that replaces nothing.
+
+    *Errors*: OSError; an old file stands then.
+    """
     temp = f"{path}.tmp.{os.getpid()}"
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -141,7 +154,11 @@ def _write_file(path: str, text: str, mode: int) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(temp, path)
+        if replace:
+            os.rename(temp, path)
+        else:
+            os.link(temp, path)
+            os.unlink(temp)
     except BaseException:
-        os.unlink(temp)
+        remove_quietly(temp)
         raise

@@ -68,27 +68,16 @@ def main(argv: Sequence[str] | None = None, box: Box | None = None) -> int:
     name = words[0] if words else "--help"
     try:
         if name in ("--help", "-h", "help"):
-            print(usage(), flush=True)
-            return 0 if words else EX_USAGE
+            return _say(usage(), 0 if words else EX_USAGE)
         if name in ("--version", "-V"):
             import sotbus
 
-            print(f"sotbus {sotbus.__version__}", flush=True)
-            return 0
+            return _say(f"sotbus {sotbus.__version__}", 0)
         if name not in commands:
             return _unknown(name, commands)
         return _run(name, words[1:], box)
-    except SotbusError as error:
-        from sotbus.cli import terminal
-
-        return terminal.tell(error)
-    except BrokenPipeError:
-        _silence_stdout()
-        return EX_FAILED
-    except OSError as error:
-        print(f"sotbus {name}: {error}", file=sys.stderr)
-        _silence_stdout()
-        return EX_FAILED
+    except (SotbusError, OSError) as error:
+        return _failed(name, error)
     except KeyboardInterrupt:
         return 130
 
@@ -98,8 +87,29 @@ def _run(name: str, words: list[str], box: Box | None) -> int:
     module = COMMANDS[name][0]
     loaded = __import__(f"sotbus.cli.{module}", fromlist=["run"])
     status: int = getattr(loaded, f"run_{name}")(words, box)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     return status
+
+
+def _say(text: str, status: int) -> int:
+    from sotbus.cli import terminal
+
+    terminal.out(text)
+    terminal.flush()
+    return status
+
+
+def _failed(name: str, error: SotbusError | OSError) -> int:
+    """Say what ended the command; answers the exit status. A closed pipe is nobody's mistake."""
+    from sotbus.cli import terminal
+
+    if isinstance(error, SotbusError):
+        return terminal.tell(error)
+    if not isinstance(error, BrokenPipeError):
+        terminal.err(f"sotbus {name}: {error}")
+    terminal.silence()
+    return EX_FAILED
 
 
 def _unknown(name: str, commands: Sequence[str]) -> int:
@@ -107,19 +117,19 @@ def _unknown(name: str, commands: Sequence[str]) -> int:
 
     close = get_close_matches(name, commands, n=1)
     hint = f"did you mean '{close[0]}'?" if close else "'sotbus --help' lists the commands"
-    print(f"sotbus: there is no command {name!r}; {hint}", file=sys.stderr)
+    from sotbus.cli import terminal
+
+    terminal.err(f"sotbus: there is no command {name!r}; {hint}")
     return EX_USAGE
 
 
-def _silence_stdout() -> None:
-    """Point standard output elsewhere, so that the interpreter's last flush does not fail again."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
-    os.close(devnull)
+def open_client(box: Box | None = None, *, new_config: bool = False) -> Client:
+    """The client that a command works with: config, machine, folder and bounds, as the environment says.
 
+    :param new_config: whether the file that ``$SOTBUS_CONFIG`` names may be missing, because it is to be written.
 
-def open_client(box: Box | None = None) -> Client:
-    """The client that a command works with: config, machine, folder and bounds, as the environment says."""
+    *Errors*: ConfigError, FolderError.
+    """
     from sotbus import config as configuration
     from sotbus.cli import terminal
     from sotbus.comm.box import Box as ThisBox
@@ -129,7 +139,8 @@ def open_client(box: Box | None = None) -> Client:
 
     environ = os.environ
     here = box or ThisBox.here(environ)
-    config = configuration.load(configuration.find(environ, here.declared_host))
+    path = configuration.find(environ, here.declared_host)
+    config = configuration.load(None if new_config and path is not None and not os.path.lexists(path) else path)
     if here.machine_id is None:
         here.machine_id = config.machine_id
     return CommClient(

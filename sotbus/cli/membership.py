@@ -55,12 +55,13 @@ def run_leave(words: list[str], box: Box | None) -> int:
         try:
             client.identity()
         except NotJoined as error:
-            if type(error) is not NotJoined:
+            if not str(error).startswith("Not joined"):
                 raise
             terminal.out("Not joined — nothing to do.")
             return 0
     client.ensure()
-    handle, found = membership.leave(client, given.name)
+    name = given.name.removeprefix("@") if given.name is not None else None
+    handle, found = membership.leave(client, name)
     if given.name is None:
         if found == membership.ANOTHERS:
             terminal.out(f"Left sot-comm (@{handle} is another session's by now; its row was left alone).")

@@ -10,13 +10,14 @@ from sotbus.cli import options, terminal
 from sotbus.cli.main import open_client
 from sotbus.comm import handles, reading
 from sotbus.comm.sending import touch
-from sotbus.errors import InboxBusy
+from sotbus.errors import InboxBusy, NotHere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from sotbus.comm.box import Box
+    from sotbus.comm.client import Client
 
 
 def run_poll(words: list[str], box: Box | None) -> int:
@@ -35,8 +36,9 @@ def run_poll(words: list[str], box: Box | None) -> int:
     if isinstance(given, int):
         return given
     client = open_client(box)
-    handle = client.identity().handle
-    if not os.path.exists(client.folder.inbox(handle)):
+    handle = client.identity(adopt=True).handle
+    client.folder.ensure()
+    if not _there(client.folder.inbox(handle)):
         if not given.json:
             terminal.out("No messages.")
         terminal.flush()
@@ -52,7 +54,7 @@ def run_poll(words: list[str], box: Box | None) -> int:
         value = message.parse(line)
         if value is not None:
             number += 1
-            terminal.out(_as_json(value) if given.json else _as_text(value, given.raw))
+            terminal.out(_as_json(line) if given.json else _as_text(value, given.raw))
     if number == 0 and not given.json:
         terminal.out("No new messages.")
     terminal.flush()
@@ -76,7 +78,10 @@ def run_unread(words: list[str], box: Box | None) -> int:
     if isinstance(given, int):
         return given
     client = open_client(box)
-    handle = handles.check(given.handle.removeprefix("@")) if given.handle else client.identity().handle
+    if given.handle is None:
+        handle = client.identity().handle
+    else:
+        handle = _known(client, handles.check(given.handle.removeprefix("@")))
     try:
         seen = reading.look_at(client, handle, terminal.err)
     except InboxBusy as busy:
@@ -89,12 +94,28 @@ def run_unread(words: list[str], box: Box | None) -> int:
     return 0
 
 
-def _as_json(value: dict[str, Any]) -> str:
-    """One physical line; C1 controls and DEL are escaped as C0 ones are, so that it is safe on a terminal too."""
-    text = json.dumps(value, ensure_ascii=False)
+def _there(path: str) -> bool:
+    """Whether an inbox is there at all. *Errors*: OSError where that cannot be told: it is not called empty then."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _known(client: Client, handle: str) -> str:
+    """The handle, where it is listed or has an inbox. *Errors*: NotHere, RegistryUnreadable."""
+    if not _there(client.folder.inbox(handle)) and handle not in client.registry.agents():
+        raise NotHere(f"no such handle: {handle}", hint="sotbus list")
+    return handle
+
+
+def _as_json(line: bytes) -> str:
+    """The stored line as it is, less NUL bytes; DEL and C1 controls escaped, so that it is safe on a terminal too."""
+    text = line.replace(b"\0", b"").decode("utf-8").strip(" \t\r")
     if text.isprintable():
         return text
-    return "".join(f"\\u{ord(c):04x}" if "\x7f" <= c <= "\x9f" else c for c in text)
+    return "".join(f"\\u{ord(c):04x}" if "\x7f" <= c <= "\x9f" else max(c, " ") for c in text)
 
 
 def _as_text(value: dict[str, Any], raw: bool) -> str:
@@ -114,4 +135,7 @@ def _plain(value: Any) -> str:
     if value is None:
         return ""
     indent = 2 if isinstance(value, (dict, list)) else None
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+    except RecursionError:
+        return "(a value nested too deep to print; see poll --json)"

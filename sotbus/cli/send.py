@@ -40,20 +40,23 @@ COUNT_AT_MOST = 1 << 26
 
 def run_send(words: list[str], box: Box | None) -> int:
     """Send. Option words count only before the target: what follows it is text."""
-    broadcast, target, text = False, "", ""
+    broadcast, target, literal = False, "", False
     rest = list(words)
-    while rest:
+    while rest and not literal:
         word = rest[0]
         if word in ("-h", "--help") and not target and not broadcast:
             terminal.out(USAGE)
             return 0
         if word == "--broadcast" and not target and not broadcast:
             broadcast = True
-        elif word.startswith("@") and not target and not broadcast:
+        elif word.startswith("@") and not target:
+            if broadcast:
+                terminal.err("give a target or --broadcast, not both; a text that begins with @ goes after --")
+                return EX_FAILED
             target = word
+        elif word == "--":
+            literal = True
         else:
-            if word == "--":
-                rest.pop(0)
             break
         rest.pop(0)
     if not rest:
@@ -61,29 +64,44 @@ def run_send(words: list[str], box: Box | None) -> int:
         return EX_FAILED
     if not target and not broadcast:
         return _no_target(rest[0])
-    to = "--broadcast" if broadcast else target
-    client = open_client(box)
     try:
-        text = _text(rest, client.settings.max_text_bytes)
-        message.check_text(text, client.settings.max_text_bytes)
-        client.ensure()
+        return _send(broadcast, target, rest if literal or rest != ["-"] else None, box)
+    except (SotbusError, OSError) as error:
+        return _refused("--broadcast" if broadcast else target, error)
+    except KeyboardInterrupt:
+        return _refused(
+            "--broadcast" if broadcast else target, SotbusError("interrupted before the answer; the outcome is unknown")
+        )
+
+
+def _send(broadcast: bool, target: str, words: list[str] | None, box: Box | None) -> int:
+    """Verify the sender, file, answer, and only then touch. *Errors*: SotbusError, OSError: nothing was filed."""
+    client = open_client(box)
+    text = _from_stdin(client.settings.max_text_bytes) if words is None else " ".join(words)
+    message.check_text(text, client.settings.max_text_bytes)
+    client.ensure()
+    try:
         outbox = Outbox(client)
     except SotbusError as error:
         if broadcast and isinstance(error.__cause__, RegistryUnreadable):
-            error = RegistryUnreadable("the registry could not be read; nothing was sent", hint=error.hint)
-        return terminal.tell(error, f"FAILED -> {terminal.shown(to)}: ")
-    status = _broadcast(outbox, text) if broadcast else _send(outbox, target[1:], text)
-    terminal.flush()
+            raise RegistryUnreadable("the registry could not be read; nothing was sent", hint=error.hint) from error
+        raise
+    status = _broadcast(outbox, text) if broadcast else _directed(outbox, target[1:], text)
     touch(client, outbox.sender.handle)
     return status
 
 
-def _send(outbox: Outbox, to: str, text: str) -> int:
-    try:
-        outbox.send(to, text)
-    except SotbusError as error:
-        return terminal.tell(error, f"FAILED -> @{terminal.shown(to)}: ")
-    terminal.out(f"  filed -> @{to}")
+def _refused(to: str, error: SotbusError | OSError) -> int:
+    """The FAILED line of a send that nothing was filed of; answers the exit status."""
+    if not isinstance(error, SotbusError):
+        error = SotbusError(f"{error.strerror or error}; nothing was sent")
+    terminal.tell(error, f"FAILED -> {terminal.shown(to)}: ")
+    return EX_FAILED
+
+
+def _directed(outbox: Outbox, to: str, text: str) -> int:
+    outbox.send(to, text)
+    _answer(f"  filed -> @{to}")
     return 0
 
 
@@ -93,34 +111,44 @@ def _broadcast(outbox: Outbox, text: str) -> int:
         asked += 1
         if error is None:
             filed += 1
-            terminal.out(f"  filed -> @{to}")
+            _answer(f"  filed -> @{to}")
         else:
             terminal.err(f"FAILED -> @{terminal.shown(to)}: {terminal.shown(str(error))}")
     of_all = f"{filed}" if filed == asked else f"{filed} of {asked}"
-    terminal.out(f"Broadcast to {of_all} agent(s).")
+    _answer(f"Broadcast to {of_all} agent(s).")
     return 0 if filed == asked else EX_FAILED
+
+
+def _answer(line: str) -> None:
+    """A line of the answer, at once. Where nobody can read it any more the exit status still tells the truth."""
+    try:
+        terminal.out(line)
+        terminal.flush()
+    except OSError:
+        terminal.silence()
 
 
 def _no_target(word: str) -> int:
     """Text without a target. A first word that could be an address is told apart: addresses are the node's."""
     terminal.err("no target; use @name or --broadcast")
-    terminal.err(
-        f"hint: for the session @{terminal.shown(word)} write @{terminal.shown(word)}; "
-        "addresses (names, IDs, name@node) need this box's node"
-    )
+    if word.startswith(("-", "@")) or not word:
+        terminal.err("hint: sotbus send --help")
+    else:
+        terminal.err(
+            f"hint: for the session @{terminal.shown(word)} write @{terminal.shown(word)}; "
+            "addresses (names, IDs, name@node) need this box's node"
+        )
     return EX_FAILED
 
 
-def _text(words: list[str], max_bytes: int) -> str:
-    """The message: the words joined, or standard input for a lone ``-``.
+def _from_stdin(max_bytes: int) -> str:
+    """Standard input, byte for byte.
 
     *Errors*: BadRequest for bytes that are not UTF-8; TooLarge, before more than the bound is kept in memory.
     """
-    if words != ["-"]:
-        return " ".join(words)
     parts: list[bytes] = []
     size = 0
-    while part := os.read(0, READ_BYTES):
+    while part := _read_stdin():
         size += len(part)
         if size <= max_bytes:
             parts.append(part)
@@ -132,3 +160,10 @@ def _text(words: list[str], max_bytes: int) -> str:
         return b"".join(parts).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadRequest(f"standard input is not UTF-8 at byte {error.start + 1}; nothing was sent") from error
+
+
+def _read_stdin() -> bytes:
+    try:
+        return os.read(0, READ_BYTES)
+    except OSError as error:
+        raise BadRequest(f"standard input cannot be read ({error.strerror}); nothing was sent") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from functools import lru_cache
@@ -10,31 +11,53 @@ from sotbus.message import shown as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from sotbus.errors import SotbusError
 
 GREEN, YELLOW, RED, DIM, BOLD = "32", "33", "31", "2", "1"
 
 
 def out(text: str) -> None:
-    """A line of the answer, on standard output. Text that has no UTF-8 goes out as the bytes it was made from."""
-    raw_out((text + "\n").encode("utf-8", "surrogateescape"))
+    """A line of the answer, on standard output; a file name that is no UTF-8 goes out as the bytes that it is.
 
-
-def raw_out(data: bytes) -> None:
-    """Bytes on standard output. *Errors*: OSError, BrokenPipeError included."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
+    *Errors*: OSError, BrokenPipeError included.
+    """
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "backslashreplace")
+    _stdout().buffer.write(data + b"\n")
 
 
 def flush() -> None:
     """Hand everything to the system. *Errors*: OSError: what was to be shown was not."""
-    sys.stdout.buffer.flush()
+    _stdout().buffer.flush()
+
+
+def _stdout() -> TextIO:
+    """Standard output. *Errors*: OSError where the process was started without one."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "standard output is closed")
+    return sys.stdout
+
+
+def silence() -> None:
+    """Point standard output elsewhere, so that the interpreter's last flush does not fail again."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.close(devnull)
 
 
 def err(text: str) -> None:
     """A line for the person, on standard error; one that cannot be written is lost."""
     try:
-        sys.stdout.buffer.flush()
+        flush()
+    except (OSError, ValueError):
+        pass
+    if sys.stderr is None:
+        return
+    try:
         sys.stderr.buffer.write((text + "\n").encode("utf-8", "backslashreplace"))
         sys.stderr.buffer.flush()
     except (OSError, ValueError):
@@ -43,7 +66,7 @@ def err(text: str) -> None:
 
 def tell(error: SotbusError, prefix: str = "") -> int:
     """An error and its hint on standard error; answers the exit status."""
-    err(prefix + shown(str(error)))
+    err(prefix + shown(str(error).removeprefix("FAILED: ") if prefix else str(error)))
     if error.hint:
         err(f"hint: {shown(error.hint)}")
     return error.exit_status
@@ -52,7 +75,12 @@ def tell(error: SotbusError, prefix: str = "") -> int:
 @lru_cache(maxsize=1)
 def _coloured() -> bool:
     """Whether standard output is a terminal that shows colour, and NO_COLOR is not set (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        sys.stdout is not None
+        and sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 def colour(text: str, code: str) -> str:

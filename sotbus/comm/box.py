@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 UNKNOWN = "-"
 """How a lock record writes a field that cannot be read; it never equals anything (sot-comm v1, The registry lock)."""
 
+UNINITIALIZED = "uninitialized"
+"""What systemd writes before a machine has an id (machine-id(5)); every such machine would have the same."""
+
 MAX_LEAF_BYTES = 255
 """Longest name of one directory entry (Linux ``NAME_MAX``); a declared host becomes part of one."""
 
@@ -68,6 +71,8 @@ class Box:
         raw = node.split(".", 1)[0]
         declared = environ.get("SOT_SELF_HOST") or raw.strip().lower()
         machine = first_line("/etc/machine-id") if sys.platform == "linux" else None
+        if machine == UNINITIALIZED:
+            machine = None
         boot = first_line("/proc/sys/kernel/random/boot_id") if sys.platform == "linux" else None
         return cls(declared, raw, machine or configured_machine_id, boot)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+from sotbus.comm import self_file
 from sotbus.comm.manager_record import WriterGate
 from sotbus.comm.project import Project, project_here
-from sotbus.comm.registry import Registry, entry_of
-from sotbus.comm.session import Session, identify, session_here
-from sotbus.errors import NotJoined, SotbusError
+from sotbus.comm.registry import Registry, entry_of, text_of
+from sotbus.comm.self_file import SelfFile
+from sotbus.comm.session import Session, session_here
+from sotbus.errors import NotJoined, RegistryUnreadable, SotbusError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from sotbus.comm.box import Box
     from sotbus.comm.folder import Folder
-    from sotbus.comm.self_file import SelfFile
     from sotbus.comm.settings import Settings
 
 
@@ -78,29 +79,76 @@ class Client:
         self.folder.ensure()
         self.registry.create()
 
-    def identity(self, agents: Mapping[str, Any] | None = None) -> SelfFile:
+    def identity(self, agents: Mapping[str, Any] | None = None, *, adopt: bool = False) -> SelfFile:
         """The handle this session acts as here; the agent gate is held for a pin or a row.
 
+        Its own self file names it. Without one, the box's shared file does, where it names this root and no other live
+        session holds that handle.
+
         :param agents: the registry's entries where the caller has read them.
+        :param adopt: take a dead session's handle for this session, so that no other one does; for commands that act.
 
-        *Errors*: :class:`NotJoined`; :class:`GateRefused`.
+        *Errors*: :class:`NotJoined`, also where the handle has been taken by another session or project since;
+        :class:`GateRefused`.
         """
+        if agents is None:
+            try:
+                agents = self.registry.agents()
+            except RegistryUnreadable:
+                agents = None
+        session, root = self.session, self.project.root
+        own = self_file.read(session.own_path)
+        if own is not None and own.root == root:
+            entry = entry_of(agents, own.handle) if agents is not None else None
+            session.check_gate(entry)
+            self._check_still_ours(own, entry)
+            return own
+        if own is not None:
+            self.notify(f"note: {session.own_path} names @{own.handle} for {own.root}, not for this project; not used")
+        shared = self_file.read(session.shared_path) if session.shared_path is not None else None
+        if shared is not None and shared.root == root and agents is not None:
+            entry = entry_of(agents, shared.handle)
+            if entry is not None and not session.taken_by_another(entry):
+                self._check_still_ours(shared, entry)
+                if "pid" not in entry or session.recorded_by(entry) or not adopt or self._adopt(shared):
+                    return shared
+        raise NotJoined("Not joined — run comm-join.sh first.", hint="sotbus join")
 
-        def entry(handle: str) -> Mapping[str, Any] | None:
-            return entry_of(agents, handle) if agents is not None else self._entry(handle)
+    def _check_still_ours(self, identity: SelfFile, entry: Mapping[str, Any] | None) -> None:
+        """Refuse a handle that another project, or another live session of this box, has taken since."""
+        root = text_of(entry, "root")
+        if root not in ("", identity.root):
+            raise NotJoined(
+                f"your sot-comm identity '@{identity.handle}' is registered to a DIFFERENT project's root ('{root}'); "
+                "nothing was sent or read",
+                hint="take a handle for this project: sotbus join",
+            )
+        if entry is not None and not self.session.guarded and self.session.taken_by_another(entry):
+            raise NotJoined(
+                f"@{identity.handle} has been taken by another session (pid {entry.get('pid')}); "
+                "nothing was sent or read",
+                hint="take another handle: sotbus join",
+            )
 
-        found, note = identify(self.session, self.project, self.box, entry)
-        if note:
-            self.notify(note)
-        if found is None:
-            raise NotJoined("Not joined — run comm-join.sh first.", hint="sotbus join")
-        if self.session.guarded:
-            self.session.check_gate(entry(found.handle))
-        return found
+    def _adopt(self, shared: SelfFile) -> bool:
+        """Take a dead session's handle for this one: its process into the entry, a self file of our own."""
+        session = self.session
+        adopted: list[bool] = []
 
-    def _entry(self, handle: str) -> Mapping[str, Any] | None:
-        """A handle's entry, or None; an unreadable registry is told where a command needs more of it."""
+        def change(document: dict[str, Any]) -> bool:
+            entry = entry_of(document["agents"], shared.handle)
+            if entry is None or text_of(entry, "root") != shared.root or session.taken_by_another(entry):
+                return False
+            entry.update(session.process_fields())
+            adopted.append(True)
+            return True
+
         try:
-            return entry_of(self.registry.agents(), handle)
-        except SotbusError:
-            return None
+            self.registry.update(change, self.settings.touch_wait_s)
+            if adopted:
+                self_file.write(
+                    session.own_path, SelfFile(shared.handle, shared.repo, shared.root, session.process_or_none)
+                )
+        except (SotbusError, OSError):
+            return False
+        return bool(adopted)

@@ -6,7 +6,7 @@ import os
 import zlib
 
 from sotbus import message
-from sotbus.comm.folder import PRIVATE_FILE, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, write_whole
 
 MAX_DIGITS = 18
 """A count of more digits is past the end of any inbox."""
@@ -42,6 +42,16 @@ class Cursor:
         self.hash = hash_
         self.stamp = stamp
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cursor) and (self.count, self.hash, self.stamp) == (
+            other.count,
+            other.hash,
+            other.stamp,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.count, self.hash, self.stamp))
+
     def __repr__(self) -> str:
         return f"<Cursor {self.stamp or self.count} {self.hash}>"
 
@@ -61,7 +71,7 @@ class Cursor:
 def read(path: str) -> Cursor:
     """The cursor file's cursor; one that is absent or cannot be read is empty. At most 64 KiB are looked at."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        fd = open_regular(path)
         try:
             data = os.read(fd, 1 << 16)
         finally:

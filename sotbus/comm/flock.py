@@ -27,6 +27,14 @@ class LockTimeoutError(Exception):
     """The lock was held past the bound."""
 
 
+def close_quietly(fd: int) -> None:
+    """Close a descriptor whose work is done and, where it matters, synced: a late error has nothing left to say."""
+    try:
+        os.close(fd)
+    except OSError:
+        return
+
+
 class FileLock:
     """A lock file's flock, held from construction by :func:`acquire` until :meth:`release`.
 
@@ -56,7 +64,7 @@ class FileLock:
             fcntl.flock(fd, fcntl.LOCK_UN)
         except OSError:
             pass
-        os.close(fd)
+        close_quietly(fd)
 
 
 def acquire(path: str, *, exclusive: bool, bound_s: float, polling: bool) -> FileLock:
@@ -131,7 +139,11 @@ def _block(fd: int, kind: int, deadline: float) -> None:
             outcome.append(failure)
         done.set()
 
-    threading.Thread(target=wait, name="sotbus-flock", daemon=True).start()
+    try:
+        threading.Thread(target=wait, name="sotbus-flock", daemon=True).start()
+    except RuntimeError as error:
+        os.close(fd)
+        raise OSError(errno.EAGAIN, f"the lock is held, and no thread can wait for it: {error}") from error
     try:
         done.wait(max(0.0, deadline - time.monotonic()))
     except BaseException:

@@ -5,6 +5,7 @@ Sources: sot-comm v1, Layout; facts 1.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -40,8 +41,20 @@ class Folder:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], configured: str | None = None) -> Folder:
-        """``$SOT_COMM_HOME``, else the configured folder, else ``~/.sot-comm``; a relative one from here."""
-        return cls(environ.get("SOT_COMM_HOME") or configured or os.path.expanduser("~/.sot-comm"))
+        """``$SOT_COMM_HOME``, else the configured folder, else ``~/.sot-comm``; a relative one from here.
+
+        *Errors*: :class:`FolderError` where none of these says anything.
+        """
+        named = environ.get("SOT_COMM_HOME") or configured
+        if named:
+            return cls(named)
+        usual = os.path.expanduser("~/.sot-comm")
+        if not os.path.isabs(usual) or environ.get("HOME") == "":
+            raise FolderError(
+                "FAILED: there is no home folder to put the comm folder in, so nothing was written",
+                hint="set HOME, or name the comm folder with SOT_COMM_HOME",
+            )
+        return cls(usual)
 
     @property
     def bin(self) -> str:
@@ -147,6 +160,21 @@ def make_folder(path: str) -> None:
             raise
 
 
+def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file and nothing that could block or lie: a FIFO, a device.
+
+    *Errors*: OSError.
+    """
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def touch_folder(path: str) -> None:
     """Open and close a folder, which makes an NFS client ask the server about its names again.
 
@@ -175,6 +203,14 @@ def write_whole(fd: int, data: bytes) -> None:
     view = memoryview(data)[written:]
     while view:
         view = view[os.write(fd, view) :]
+
+
+def remove_quietly(path: str) -> None:
+    """Unlink a file of our own that may not be there."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:

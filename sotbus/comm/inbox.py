@@ -10,12 +10,14 @@ import os
 
 from sotbus.comm import flock
 from sotbus.comm.cursor import Cursor, cksum
-from sotbus.comm.folder import PRIVATE_FILE, sync_folder, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, sync_folder, write_whole
 from sotbus.comm.identity import NFS4
 from sotbus.errors import FilingFailed, InboxBusy, InboxLockHeld
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sotbus.comm.folder import Folder
     from sotbus.comm.offset_hint import Hint
 
@@ -39,10 +41,11 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<Inbox @{self.handle} in {self.folder.root}>"
 
-    def append(self, line: bytes, bound_s: float) -> int:
-        """File one line (with its newline); answers how many bytes of a dead writer's torn tail were cut first.
+    def append(self, line: bytes, bound_s: float, on_cut: Callable[[int], object] = int) -> None:
+        """File one line (with its newline).
 
         :param bound_s: how long to wait for the inbox lock, in seconds.
+        :param on_cut: told how many bytes of a dead writer's torn tail were cut first, also where the append fails.
 
         *Durability*: when this returns, the line is whole on disk (fdatasync; for a first line the folder too).
         *Errors*: :class:`InboxLockHeld` past the bound; :class:`FilingFailed` for anything the system refuses: the file
@@ -60,9 +63,9 @@ class Inbox:
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         with lock:
-            return self._append_locked(line)
+            self._append_locked(line, on_cut)
 
-    def _append_locked(self, line: bytes) -> int:
+    def _append_locked(self, line: bytes, on_cut: Callable[[int], object]) -> None:
         """The steps between lock and release: open, cut a torn tail, write whole, sync, close."""
         try:
             fd = os.open(self.folder.inbox(self.handle), os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
@@ -73,12 +76,12 @@ class Inbox:
             kept = end_of_last_line(fd, length)
             if kept != length:
                 os.ftruncate(fd, kept)
+                on_cut(length - kept)
             self._write(fd, kept, line)
-            return length - kept
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         finally:
-            os.close(fd)
+            flock.close_quietly(fd)
 
     def _write(self, fd: int, length: int, line: bytes) -> None:
         """Write and sync, or put the length back."""
@@ -138,10 +141,10 @@ class Look:
 
     ``total`` counts newline-terminated lines, ``offset`` those shown already, ``lines`` are the ones after it without
     their newlines, ``last`` is the last one of all. ``cut_back`` says that the cursor's last line is not the one it
-    hashed. ``end`` is the byte after the last line, ``last_start`` the byte where it begins.
+    hashed; ``cursor`` is that cursor. ``end`` is the byte after the last line, ``last_start`` where that line begins.
     """
 
-    __slots__ = ("cut_back", "end", "last", "last_start", "lines", "offset", "total")
+    __slots__ = ("cursor", "cut_back", "end", "last", "last_start", "lines", "offset", "total")
 
     def __init__(self, offset: int, start: int, data: bytes, cut_back: bool, before: bytes = b"") -> None:
         whole = data[: data.rfind(b"\n") + 1]
@@ -149,6 +152,7 @@ class Look:
         self.offset = offset
         self.total = offset + len(self.lines)
         self.cut_back = cut_back
+        self.cursor: Cursor | None = None
         self.end = start + len(whole)
         self.last = self.lines[-1] if self.lines else before
         self.last_start = self.end - len(self.last) - 1
@@ -166,7 +170,7 @@ def look(path: str, cursor: Cursor, hint: Hint | None = None) -> Look:
     *Errors*: OSError where the file is there and cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_regular(path)
     except FileNotFoundError:
         return Look(0, 0, b"", cut_back=cursor.count == 1 and bool(cursor.hash))
     try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import select
 
-from sotbus.comm.folder import touch_folder
+from sotbus.comm.folder import remove_quietly, touch_folder
 from sotbus.comm.identity import inbox_identity
-from sotbus.comm.registry import read_file, remove_quietly, write_synced
+from sotbus.comm.registry import read_file, write_synced
 from sotbus.errors import FilingFailed
 
 TYPE_CHECKING = False

@@ -11,8 +11,14 @@ from sotbus.comm.processes import start_ticks
 from sotbus.comm.registry import entry_of, text_of
 from sotbus.comm.registry_json import PROTOCOL_VERSION
 from sotbus.comm.self_file import SelfFile
-from sotbus.comm.session import same_process
-from sotbus.errors import FolderError, RegistryLockFailed, RegistryUnreadable, RegistryWriteFailed, SlotTaken
+from sotbus.errors import (
+    BadRequest,
+    FolderError,
+    RegistryLockFailed,
+    RegistryUnreadable,
+    RegistryWriteFailed,
+    SlotTaken,
+)
 from sotbus.message import shown, stamp
 
 TYPE_CHECKING = False
@@ -58,24 +64,26 @@ def join(
     entry stands and the self file or the inbox could not be written.
     """
     session, project = client.session, client.project
-    wanted = name or client.environ.get("SOT_COMM_NAME") or None
+    wanted = name if name is not None else client.environ.get("SOT_COMM_NAME") or None
     if wanted is not None:
         handles.check(wanted)
+    _check_project(client)
+    session.check_names()
     _check_slot(client, repin)
-    current = None if wanted else self_file.read(session.own_path)
-    session.check_gate(_entry_now(client, current))
+    session.check_gate(_entry_now(client, self_file.read(session.own_path)))
+    if pid is not None:
+        session.process = _process(client, pid)
     client.ensure()
     warning = client.folder.tighten()
     if warning:
         client.notify(warning)
-    process = _process(client, pid)
     taken: dict[str, Any] = {}
 
     def put(document: dict[str, Any]) -> bool:
         agents: dict[str, Any] = document["agents"]
         handle, beside = _choose(client, agents, wanted, repin)
         now = stamp(client.clock())
-        agents[handle] = _entry(client, agents.get(handle), now, expertise, process)
+        agents[handle] = _entry(client, agents.get(handle), now, expertise)
         taken.update(handle=handle, beside=beside, others=sorted(other for other in agents if other != handle))
         taken["version"] = document.get("protocol_version")
         return True
@@ -95,7 +103,7 @@ def join(
             f"WARNING: registry protocol v{version} != client v{PROTOCOL_VERSION}: "
             "another release wrote this registry; update sotbus or that release before you rely on delivery"
         )
-    identity = SelfFile(taken["handle"], project.repo, project.root)
+    identity = SelfFile(taken["handle"], project.repo, project.root, session.process_or_none)
     _write_identity(client, identity)
     return Joined(identity.handle, project.repo, client.folder.inbox(identity.handle), taken["others"], taken["beside"])
 
@@ -105,7 +113,7 @@ def _choose(client: Client, agents: dict[str, Any], wanted: str | None, repin: b
     session, project = client.session, client.project
 
     def held(handle: str) -> bool:
-        return session.taken_by_another(entry_of(agents, handle), client.box)
+        return session.taken_by_another(entry_of(agents, handle))
 
     def free(handle: str) -> bool:
         root = text_of(entry_of(agents, handle), "root")
@@ -122,11 +130,13 @@ def _choose(client: Client, agents: dict[str, Any], wanted: str | None, repin: b
         _warn_of_live_owner(client, agents, wanted)
         return wanted, ""
     own = self_file.read(session.own_path)
-    if own is not None and own.root == project.root and free(own.handle):
-        return own.handle, ""
+    if own is not None and own.root == project.root and (session.guarded or free(own.handle)):
+        root = text_of(entry_of(agents, own.handle), "root")
+        if root in ("", project.root):
+            return own.handle, ""
     if session.shared_path is not None:
         shared = self_file.read(session.shared_path)
-        if shared is not None and shared.root == project.root and free(shared.handle):
+        if shared is not None and shared.root == project.root and shared.handle in agents and free(shared.handle):
             return shared.handle, ""
     derived = handles.derive(project.root, client.box.raw_host, agents)
     handle = handles.beside(derived, free)
@@ -146,7 +156,7 @@ def _warn_of_live_owner(client: Client, agents: dict[str, Any], wanted: str) -> 
         )
 
 
-def _entry(client: Client, old: object, now: str, expertise: Sequence[str], process: tuple[int, str]) -> dict[str, Any]:
+def _entry(client: Client, old: object, now: str, expertise: Sequence[str]) -> dict[str, Any]:
     """A whole entry, as a join writes it: the page's fields, then those that sotbus adds (decisions, sot-comm 10)."""
     session, project = client.session, client.project
     entry: dict[str, Any] = {
@@ -161,13 +171,11 @@ def _entry(client: Client, old: object, now: str, expertise: Sequence[str], proc
     }
     if session.harness:
         entry["harness"] = session.harness
-    entry["instance"] = _instance(client, old, process)
-    if process[0]:
-        entry["pid"], entry["start"] = process[0], int(process[1])
-    return entry
+    entry["instance"] = _instance(client, old)
+    return entry | session.process_fields()
 
 
-def _instance(client: Client, old: object, process: tuple[int, str]) -> str:
+def _instance(client: Client, old: object) -> str:
     """The session's instance ID: its harness's, else the one it has, else a new UUID."""
     import uuid
 
@@ -176,17 +184,26 @@ def _instance(client: Client, old: object, process: tuple[int, str]) -> str:
             return str(uuid.UUID(client.environ.get("CLAUDE_CODE_SESSION_ID", "")))
         except ValueError:
             pass
-    if isinstance(old, dict) and process[0] and same_process(old, process):
+    if isinstance(old, dict) and client.session.recorded_by(old):
         kept = old.get("instance")
         if isinstance(kept, str) and kept:
             return kept
     return str(uuid.uuid4())
 
 
-def _process(client: Client, pid: int | None) -> tuple[int, str]:
-    """The process to record. *Errors*: FolderError where a given pid runs nowhere here."""
-    if pid is None:
-        return client.session.pid, client.session.start
+def _check_project(client: Client) -> None:
+    """Refuse a project folder whose path a self file or a registry could not carry. *Errors*: BadRequest."""
+    for path in (client.project.root, client.project.repo):
+        if any(c < " " or c == "\x7f" for c in path):
+            raise BadRequest(
+                f"FAILED: the project folder's name has a control character ({path!r}); nothing was written"
+            )
+        if any("\ud800" <= c <= "\udfff" for c in path):
+            raise BadRequest(f"FAILED: the project folder's name is not UTF-8 ({path!r}); nothing was written")
+
+
+def _process(client: Client, pid: int) -> tuple[int, str]:
+    """The process to record. *Errors*: FolderError where it runs nowhere here."""
     try:
         start = start_ticks(pid, client.box.proc)
     except OSError:
@@ -202,27 +219,17 @@ def _check_slot(client: Client, repin: bool) -> None:
     if repin or not session.guarded:
         return
     there = self_file.read(session.own_path)
-    other = self_file.first_line(session.own_path)
+    other, repo = self_file.legacy(session.own_path)
     if there is not None and there.root != project.root:
         raise SlotTaken(
             f"{session.own_path} holds @{there.handle} for another project ({there.root}); nothing was written",
             hint="join from that project, or put this one there with --repin",
         )
-    if there is None and other and _legacy_repo(session.own_path) not in ("", project.repo):
+    if there is None and other and repo not in ("", project.repo):
         raise SlotTaken(
             f"{session.own_path} holds @{other} for another project; nothing was written",
             hint="put this one there with --repin",
         )
-
-
-def _legacy_repo(path: str) -> str:
-    """The ``repo=`` of an old self file that has no ``root=``."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 16).split("\n")
-    except OSError:
-        return ""
-    return lines[1][5:] if len(lines) > 1 and lines[1].startswith("repo=") else ""
 
 
 def _entry_now(client: Client, identity: SelfFile | None) -> dict[str, Any] | None:
@@ -240,9 +247,9 @@ def _write_identity(client: Client, identity: SelfFile) -> None:
     step = session.own_path
     try:
         self_file.write(session.own_path, identity)
-        if session.shared_path is not None and session.shared_path != session.own_path:
+        if session.shared_path is not None:
             step = session.shared_path
-            self_file.write(session.shared_path, identity)
+            self_file.write(session.shared_path, SelfFile(identity.handle, identity.repo, identity.root))
         step = folder.inbox(identity.handle)
         fd = os.open(step, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
         try:
@@ -276,7 +283,8 @@ def leave(client: Client, name: str | None = None) -> tuple[str, str]:
             return False
         entry = entry_of(agents, handle)
         if identity is not None and (
-            text_of(entry, "root") not in ("", identity.root) or client.session.taken_by_another(entry, client.box)
+            text_of(entry, "root") not in ("", identity.root)
+            or (not client.session.guarded and client.session.taken_by_another(entry))
         ):
             found.append(ANOTHERS)
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from sotbus.comm.cursor import cksum
-from sotbus.comm.folder import PRIVATE_FILE, make_folder
+from sotbus.comm.folder import PRIVATE_FILE, make_folder, open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class Hint:
 
     def holds(self, fd: int) -> bool:
         """Whether the open inbox still has that very line there."""
-        if not 0 <= self.start < self.end or self.count < 1 or os.fstat(fd).st_ino != self.inode:
+        now = os.fstat(fd)
+        if now.st_ino != self.inode or self.count < 1 or not 0 <= self.start < self.end <= now.st_size:
             return False
         before = 1 if self.start else 0
         data = os.pread(fd, self.end - self.start + before, self.start - before)
@@ -52,7 +53,7 @@ def path_of(folder: Folder, handle: str) -> str:
 def read(folder: Folder, handle: str) -> Hint | None:
     """The hint kept for a handle; anything unreadable or malformed is none."""
     try:
-        fd = os.open(path_of(folder, handle), os.O_RDONLY | os.O_NONBLOCK)
+        fd = open_regular(path_of(folder, handle))
         try:
             words = os.read(fd, 200).decode("ascii").split(" ")
         finally:
@@ -70,7 +71,8 @@ def write(folder: Folder, handle: str, hint: Hint) -> None:
     try:
         if not os.path.isdir(folder.state):
             make_folder(folder.state)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags, PRIVATE_FILE)
         try:
             os.write(fd, text.encode())
         finally:

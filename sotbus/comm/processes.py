@@ -13,6 +13,9 @@ INTERPRETERS = ("node", "python", "bun")
 INLINE_CODE = ("-c", "-e", "--eval", "-p", "--print")
 """Options after which an interpreter runs text and no script."""
 
+DEAD_STATES = ("Z", "X")
+"""A zombie runs nothing any more (proc_pid_stat(5), field 3)."""
+
 MAX_ANCESTORS = 64
 """A longer chain is refused as unreadable (facts 12)."""
 
@@ -21,15 +24,19 @@ INITIAL_PID_NAMESPACE = "4026531836"
 
 
 class Process:
-    """A process: pid, parent's pid, start in clock ticks since boot (proc_pid_stat(5) field 22), harness or ""."""
+    """A process: pid, parent's pid, start in clock ticks since boot (proc_pid_stat(5) field 22), harness or "".
 
-    __slots__ = ("harness", "parent", "pid", "start")
+    ``terminal`` is the device number of its controlling terminal, 0 for none.
+    """
 
-    def __init__(self, pid: int, parent: int, start: str, harness: str) -> None:
+    __slots__ = ("harness", "parent", "pid", "start", "terminal")
+
+    def __init__(self, pid: int, parent: int, start: str, harness: str, terminal: int = 0) -> None:
         self.pid = pid
         self.parent = parent
         self.start = start
         self.harness = harness
+        self.terminal = terminal
 
     def __repr__(self) -> str:
         return f"<Process {self.pid} start={self.start}{' ' + self.harness if self.harness else ''}>"
@@ -76,9 +83,10 @@ def is_alive(pid: object, start: object, proc: str = "/proc") -> bool:
     if type(pid) is not int or pid <= 0 or start is None:
         return False
     try:
-        return start_ticks(pid, proc) == str(start)
+        fields = stat_fields(pid, proc)
     except OSError:
         return False
+    return fields is not None and len(fields) > 19 and fields[19] == str(start) and fields[0] not in DEAD_STATES
 
 
 def harness_name(argv: list[str]) -> str:
@@ -123,7 +131,7 @@ def read_process(pid: int, proc: str = "/proc") -> Process | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     argv = [os.fsdecode(word) for word in raw.split(b"\0") if word]
-    return Process(pid, int(fields[1]), fields[19], harness_name(argv))
+    return Process(pid, int(fields[1]), fields[19], harness_name(argv), int(fields[4]))
 
 
 class Ancestry:
@@ -131,15 +139,16 @@ class Ancestry:
 
     ``complete`` is false where an ancestor could not be read, where there are too many, or where the walk ended at the
     top of a pid namespace that is not the machine's first, so that a harness outside of it cannot be seen.
-    ``readable`` is false only in the first two cases.
+    ``readable`` is false only in the first two cases. ``terminal`` is the process's own controlling terminal.
     """
 
-    __slots__ = ("chain", "complete", "readable")
+    __slots__ = ("chain", "complete", "readable", "terminal")
 
-    def __init__(self, chain: list[Process], readable: bool, complete: bool) -> None:
+    def __init__(self, chain: list[Process], readable: bool, complete: bool, terminal: int = 0) -> None:
         self.chain = chain
         self.readable = readable
         self.complete = complete
+        self.terminal = terminal
 
     def layers(self) -> list[Process]:
         """Harnesses, nearest first. A native child and the wrapper that runs it, of one name, are one: the child."""
@@ -157,7 +166,9 @@ def ancestry(pid: int, proc: str = "/proc") -> Ancestry:
     chain: list[Process] = []
     try:
         fields = stat_fields(pid, proc)
-        parent = int(fields[1]) if fields else 0
+        if fields is None:
+            return Ancestry(chain, readable=False, complete=False)
+        parent, terminal = int(fields[1]), int(fields[4])
         while parent > 0:
             if len(chain) >= MAX_ANCESTORS:
                 return Ancestry(chain, readable=False, complete=False)
@@ -168,4 +179,4 @@ def ancestry(pid: int, proc: str = "/proc") -> Ancestry:
             parent = process.parent
     except (OSError, ValueError):
         return Ancestry(chain, readable=False, complete=False)
-    return Ancestry(chain, readable=True, complete=pid_namespace(pid, proc) == INITIAL_PID_NAMESPACE)
+    return Ancestry(chain, True, pid_namespace(pid, proc) == INITIAL_PID_NAMESPACE, terminal)

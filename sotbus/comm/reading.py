@@ -25,7 +25,8 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
     *Errors*: :class:`InboxBusy` where the lock is held past its bound; nothing was read.
     """
     folder = client.folder
-    identity = reads_under_lock(folder, client.box)
+    there = os.path.lexists(folder.inbox(handle))
+    identity = reads_under_lock(folder, client.box) if there else None
     lock = None
     if identity is not None:
         try:
@@ -36,12 +37,14 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
                 "a line may show twice, none is lost"
             )
     try:
-        seen = look(folder.inbox(handle), cursor.read(folder.cursor(handle)), offset_hint.read(folder, handle))
+        before = cursor.read(folder.cursor(handle))
+        seen = look(folder.inbox(handle), before, offset_hint.read(folder, handle))
     except OSError as error:
         raise SotbusError(f"the inbox of @{handle} cannot be read: {error.strerror or error}") from error
     finally:
         if lock is not None:
             lock.release()
+    seen.cursor = before
     if seen.cut_back:
         client.notify(f"note: the last line read from @{handle}'s inbox was cut back; reading from the line before it")
     return seen
@@ -50,14 +53,19 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
 def advance(client: Client, handle: str, seen: Look) -> None:
     """Move the cursor past what a look read. Only a poll calls this, and only after it has shown the lines.
 
-    The count and the hash are those of the bytes that were read; nothing is read again. An empty batch writes nothing.
+    The count and the hash are those of the bytes that were read; nothing is read again. An empty batch writes nothing,
+    and neither does one that another poll of this handle, at the same time, has read past.
 
     *Errors*: :class:`SotbusError` where the cursor cannot be written: the lines show again at the next poll.
     """
     if not seen.lines:
         return
+    path = client.folder.cursor(handle)
+    now = cursor.read(path)
+    if now != seen.cursor and now.hash and (now.count or 0) > seen.total:
+        return  # another poll of this handle read further meanwhile
     try:
-        cursor.write(client.folder.cursor(handle), cursor.written_form(seen.total, seen.last))
+        cursor.write(path, cursor.written_form(seen.total, seen.last))
     except OSError as error:
         raise SotbusError(
             f"the cursor of @{handle} could not be written ({error.strerror or error}); these messages will show again"

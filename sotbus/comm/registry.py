@@ -7,7 +7,7 @@ import os
 import time
 
 from sotbus.comm import registry_json
-from sotbus.comm.folder import PRIVATE_FILE, sync_folder, touch_folder, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, remove_quietly, sync_folder, touch_folder, write_whole
 from sotbus.comm.registry_lock import RegistryLock
 from sotbus.errors import RegistryUnreadable, RegistryWriteFailed
 
@@ -168,7 +168,7 @@ def text_of(entry: Mapping[str, Any] | None, field: str) -> str:
 
 def read_file(path: str) -> bytes:
     """A file's bytes through a new descriptor. *Errors*: OSError."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_regular(path)
     try:
         parts = []
         while part := os.read(fd, 1 << 20):
@@ -194,11 +194,3 @@ def write_synced(path: str, data: bytes) -> None:
     except BaseException:
         remove_quietly(path)
         raise
-
-
-def remove_quietly(path: str) -> None:
-    """Unlink a file of our own that may not be there."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return

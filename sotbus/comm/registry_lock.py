@@ -9,7 +9,7 @@ import _thread
 import os
 import time
 
-from sotbus.comm.folder import PRIVATE_FILE, touch_folder, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, remove_quietly, touch_folder, write_whole
 from sotbus.comm.holder import DEAD, Holder, judge, own_record, parse
 from sotbus.comm.identity import fresh_read_doubt
 from sotbus.comm.processes import start_ticks
@@ -292,7 +292,7 @@ def link_record(target: str, folder: str, record: Holder) -> bool:
         return True
     finally:
         os.close(fd)
-        os.unlink(temp)
+        remove_quietly(temp)
 
 
 def read_first_line(path: str) -> str:

@@ -1,25 +1,33 @@
-"""The self file: a session's handle between commands, three lines (sot-comm v1, The self file; facts 9)."""
+"""The self file: a session's handle between commands, three lines (sot-comm v1, The self file; facts 9).
+
+A file that is sotbus's own, ``<host>__sotbus-...``, has a fourth: the process that joined, ``process=<pid> <start>``.
+"""
 
 from __future__ import annotations
 
 import os
 
-from sotbus.comm.folder import PRIVATE_FILE, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, write_whole
 from sotbus.comm.handles import is_handle
 
 NOPANE = "__nopane.txt"
 """How the file that every session outside a row shares ends."""
 
 
+TEMP_BYTES = len(".tmp.") + 6
+"""What a temp file's name adds to a self file's."""
+
+
 class SelfFile:
     """What a self file names: a handle, for a process in ``root``."""
 
-    __slots__ = ("handle", "repo", "root")
+    __slots__ = ("handle", "process", "repo", "root")
 
-    def __init__(self, handle: str, repo: str, root: str) -> None:
+    def __init__(self, handle: str, repo: str, root: str, process: tuple[int, str] | None = None) -> None:
         self.handle = handle
         self.repo = repo
         self.root = root
+        self.process = process
 
     def __repr__(self) -> str:
         return f"<SelfFile @{self.handle} root={self.root}>"
@@ -27,28 +35,38 @@ class SelfFile:
 
 def read(path: str) -> SelfFile | None:
     """The file, read once and whole; None where it names nobody: absent, unreadable, no ``root=`` line, no handle."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            data = os.read(fd, 1 << 16)
-        finally:
-            os.close(fd)
-    except OSError:
-        return None
-    lines = os.fsdecode(data).split("\n")
+    lines = _lines(path)
     if len(lines) < 3 or not lines[2].startswith("root=") or not lines[1].startswith("repo="):
         return None
     handle, repo, root = lines[0], lines[1][5:], lines[2][5:]
-    return SelfFile(handle, repo, root) if root and is_handle(handle) else None
+    if not root or not is_handle(handle):
+        return None
+    return SelfFile(handle, repo, root, _process(lines[3]) if len(lines) > 3 else None)
 
 
-def first_line(path: str) -> str:
-    """Whatever stands on the first line, for the conflict guard; ``""`` where nothing does."""
+def legacy(path: str) -> tuple[str, str]:
+    """Handle and repo of an old file that has no root, for the conflict guard; ``""`` for what is not there."""
+    lines = _lines(path)
+    return lines[0].strip(), lines[1][5:] if len(lines) > 1 and lines[1].startswith("repo=") else ""
+
+
+def _lines(path: str) -> list[str]:
+    """The file's lines, read once; one empty line where it cannot be read. At most 64 KiB are looked at."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline().strip()
+        fd = open_regular(path)
+        try:
+            return os.fsdecode(os.read(fd, 1 << 16)).split("\n")
+        finally:
+            os.close(fd)
     except OSError:
-        return ""
+        return [""]
+
+
+def _process(line: str) -> tuple[int, str] | None:
+    pid, _, start = line.removeprefix("process=").partition(" ")
+    if line.startswith("process=") and pid.isascii() and pid.isdigit() and len(pid) < 11 and start:
+        return int(pid), start
+    return None
 
 
 def write(path: str, identity: SelfFile) -> None:
@@ -59,6 +77,8 @@ def write(path: str, identity: SelfFile) -> None:
     """
     temp = f"{path}.tmp.{os.urandom(3).hex()}"
     text = f"{identity.handle}\nrepo={identity.repo}\nroot={identity.root}\n"
+    if identity.process is not None:
+        text += f"process={identity.process[0]} {identity.process[1]}\n"
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     try:
         try:

@@ -36,28 +36,17 @@ class Outbox:
                 f"the registry could not be read, so identity @{who.handle} is unverified; nothing was sent",
                 hint=error.hint,
             ) from error
-        self.sender: SelfFile = client.identity(self.agents)
-        self._check_routable()
-
-    def __repr__(self) -> str:
-        return f"<Outbox of @{self.sender.handle}>"
-
-    def _check_routable(self) -> None:
-        """The sender's own row must exist and be this project's, or no answer could reach it."""
+        self.sender: SelfFile = client.identity(self.agents, adopt=True)
         me = self.sender.handle
         if me not in self.agents:
             raise NotJoined(
                 f"your identity @{me} has no registry row; "
-                f"reclaim it with {self.client.folder.bin}/comm-join.sh --name {me}",
+                f"reclaim it with {client.folder.bin}/comm-join.sh --name {me}",
                 hint=f"sotbus join --name {me}",
             )
-        root = text_of(entry_of(self.agents, me), "root")
-        if root not in ("", self.sender.root):
-            raise NotJoined(
-                f"your sot-comm identity '@{me}' is registered to a DIFFERENT project's root ('{root}'); "
-                "nothing was sent",
-                hint="take a handle for this project: sotbus join",
-            )
+
+    def __repr__(self) -> str:
+        return f"<Outbox of @{self.sender.handle}>"
 
     def send(self, to: str, text: str, *, broadcast: bool = False) -> None:
         """File one line; returning at all means ``filed``.
@@ -86,9 +75,11 @@ class Outbox:
             self.sender.handle, "" if broadcast else to, message.unicode_of(self.sender.repo), text, now
         )
         inbox = Inbox(client.folder, to, client.writer_gate.identity())
-        cut = inbox.append(line, client.settings.inbox_lock_wait_s)
-        if cut:
+
+        def on_cut(cut: int) -> None:
             client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
+
+        inbox.append(line, client.settings.inbox_lock_wait_s, on_cut)
 
     def broadcast(self, text: str) -> Iterator[tuple[str, SotbusError | None]]:
         """File a copy for every other handle; yields each handle and why it was not filed, or None."""

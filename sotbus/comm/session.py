@@ -10,21 +10,23 @@ from __future__ import annotations
 import os
 from zlib import crc32
 
-from sotbus.comm.box import host_problem
-from sotbus.comm.processes import ancestry, is_alive, start_ticks
-from sotbus.comm.self_file import NOPANE, SelfFile, row_leaf, row_of
+from sotbus.comm.box import MAX_LEAF_BYTES, host_problem
+from sotbus.comm.liveness import is_live
+from sotbus.comm.processes import Ancestry, ancestry, is_alive, pid_namespace, start_ticks
+from sotbus.comm.self_file import NOPANE, TEMP_BYTES, row_leaf, row_of
 from sotbus.comm.self_file import read as read_self
 from sotbus.errors import FolderError, GateRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from sotbus.comm.box import Box
     from sotbus.comm.folder import Folder
-    from sotbus.comm.processes import Ancestry
-    from sotbus.comm.project import Project
+    from sotbus.comm.processes import Process
+
+REPIN_HINT = "unset SOT_COMM_SELF_FILE and SOT_WORKSPACE_ID, then: sotbus join"
 
 
 class Session:
@@ -33,50 +35,75 @@ class Session:
     :param own_path: the self file that is this session's alone.
     :param shared_path: the box's ``nopane`` file, written for other clients; None for a pin or a row.
     :param row: the workspace id its registry entry gets, or ``""``.
-    :param pid: the process that a join records, with ``start``, its start tick; 0 where none is known.
+    :param process: pid and start tick that a join records; ``(0, "")`` where none is known.
     :param harness: the name of the nearest harness among the ancestors, or ``""``.
     """
 
-    __slots__ = ("ancestry", "harness", "own_path", "pid", "pinned", "row", "shared_path", "start")
+    __slots__ = ("ancestry", "box", "harness", "own_path", "pidns", "process", "row", "shared_path")
 
     def __init__(
         self,
         own_path: str,
         shared_path: str | None,
         row: str,
-        pinned: bool,
         process: tuple[int, str],
         harness: str,
         ancestors: Ancestry,
+        box: Box,
     ) -> None:
         self.own_path = own_path
-        self.shared_path = shared_path
+        self.shared_path = shared_path if shared_path != own_path else None
         self.row = row
-        self.pinned = pinned
-        self.pid, self.start = process
         self.harness = harness
         self.ancestry = ancestors
+        self.box = box
+        self.pidns = pid_namespace(os.getpid(), box.proc) or ""
+        self.process = self._remembered() or process
 
     def __repr__(self) -> str:
-        return f"<Session {os.path.basename(self.own_path)} pid={self.pid}>"
+        return f"<Session {os.path.basename(self.own_path)} process={self.process}>"
 
     @property
     def guarded(self) -> bool:
         """Whether the environment gave the slot (a pin, a row): the conflict guard and the agent gate hold there."""
         return self.shared_path is None and not self.own_path.endswith(NOPANE)
 
+    def _remembered(self) -> tuple[int, str] | None:
+        """The process that this session's own file remembers from its join (``--pid`` may have named it)."""
+        there = read_self(self.own_path) if self.shared_path is not None else None
+        if there is None or there.process is None or not is_alive(*there.process, self.box.proc):
+            return None
+        return there.process
+
+    @property
+    def process_or_none(self) -> tuple[int, str] | None:
+        """The process to remember in an own self file; a pin's and a row's file have the page's three lines."""
+        return self.process if self.process[0] and self.shared_path is not None else None
+
+    def process_fields(self) -> dict[str, Any]:
+        """What a registry entry records of the session's process; ``pidns`` says where its pid means anything."""
+        if not self.process[0]:
+            return {}
+        fields: dict[str, Any] = {"pid": self.process[0], "start": int(self.process[1])}
+        if self.pidns:
+            fields["pidns"] = self.pidns
+        return fields
+
     def recorded_by(self, entry: Mapping[str, Any] | None) -> bool:
         """Whether a registry entry records this very session's process."""
-        return entry is not None and self.pid > 0 and same_process(entry, (self.pid, self.start))
+        return entry is not None and self.process[0] > 0 and same_process(entry, self.process)
 
-    def taken_by_another(self, entry: Mapping[str, Any] | None, box: Box) -> bool:
-        """Whether another session of this box, alive now, holds a registry entry."""
-        return (
-            entry is not None
-            and entry.get("host") == box.declared_host
-            and not self.recorded_by(entry)
-            and is_alive(entry.get("pid"), entry.get("start"), box.proc)
-        )
+    def taken_by_another(self, entry: Mapping[str, Any] | None) -> bool:
+        """Whether another session of this box, alive as far as can be told, holds a registry entry.
+
+        A process in another pid namespace cannot be looked at from here, so there the entry's own liveness decides.
+        """
+        if entry is None or entry.get("host") != self.box.declared_host or self.recorded_by(entry):
+            return False
+        pidns = entry.get("pidns")
+        if isinstance(pidns, str) and pidns and self.pidns and pidns != self.pidns:
+            return is_live(entry.get("last_seen"))
+        return is_alive(entry.get("pid"), entry.get("start"), self.box.proc)
 
     def check_gate(self, entry: Mapping[str, Any] | None) -> None:
         """Refuse a pin or a row that a nested agent merely inherited (facts 12).
@@ -92,17 +119,25 @@ class Session:
             raise GateRefused(
                 "this process's ancestors cannot all be read, so it may not act with a pinned identity; "
                 "nothing was written",
-                hint="unset SOT_COMM_SELF_FILE and SOT_WORKSPACE_ID, then: sotbus join",
+                hint=REPIN_HINT,
             )
         chain = self.ancestry.chain
         joined = next((one for one in chain if entry is not None and same_process(entry, (one.pid, one.start))), None)
         below = chain[: chain.index(joined) + 1] if joined is not None else chain
-        layers = type(self.ancestry)(below, True, True).layers()
+        layers = Ancestry(below, readable=True, complete=True).layers()
         if len(layers) > 1:
             raise GateRefused(
                 f"another agent ({layers[0].harness}, pid {layers[0].pid}) runs between this process and the session "
                 "that this identity was given to, so it may not act as it; nothing was written",
-                hint="unset SOT_COMM_SELF_FILE and SOT_WORKSPACE_ID, then: sotbus join",
+                hint=REPIN_HINT,
+            )
+
+    def check_names(self) -> None:
+        """Refuse a self file whose name no file system takes, before anything is written. *Errors*: FolderError."""
+        if len(os.fsencode(os.path.basename(self.own_path))) + TEMP_BYTES > MAX_LEAF_BYTES:
+            raise FolderError(
+                f"FAILED: the self file's name is too long ({self.own_path}); nothing was written",
+                hint="use a shorter SOT_SELF_HOST, SOT_WORKSPACE_ID or SOT_COMM_SELF_FILE",
             )
 
 
@@ -121,7 +156,7 @@ def session_here(folder: Folder, box: Box, environ: Mapping[str, str], root: str
     """
     problem = host_problem(box.declared_host)
     pin = environ.get("SOT_COMM_SELF_FILE")
-    if problem and not pin:
+    if problem:
         raise FolderError(
             f"FAILED: {problem}, so it cannot name a self file; nothing was written",
             hint="set SOT_SELF_HOST to a plain host name",
@@ -134,13 +169,13 @@ def session_here(folder: Folder, box: Box, environ: Mapping[str, str], root: str
     row = environ.get("SOT_WORKSPACE_ID", "")
     if pin:
         pin = os.path.abspath(pin)
-        return Session(pin, None, row_of(pin, box.declared_host), True, process, name, ancestors)
+        return Session(pin, None, row_of(pin, box.declared_host), process, name, ancestors, box)
     base = f"{folder.selves}/{box.declared_host}__"
     if row:
-        return Session(f"{base}{row_leaf(row)}.txt", None, row, False, process, name, ancestors)
+        return Session(f"{base}{row_leaf(row)}.txt", None, row, process, name, ancestors, box)
     key = _key(environ, ancestors, process, box.proc)
     own = f"{base}sotbus-{key}-{crc32(os.fsencode(root)):08x}.txt" if key else base + NOPANE[2:]
-    return Session(own, base + NOPANE[2:], "", False, process, name, ancestors)
+    return Session(own, base + NOPANE[2:], "", process, name, ancestors, box)
 
 
 def leader(proc: str = "/proc") -> tuple[int, str]:
@@ -160,41 +195,41 @@ def _key(environ: Mapping[str, str], ancestors: Ancestry, process: tuple[int, st
         return f"{layers[0].harness}-{layers[0].pid}-{layers[0].start}"
     inherited = environ.get("CLAUDE_CODE_SESSION_ID")
     if inherited and not ancestors.complete:
-        return "claude-" + row_leaf(inherited)
-    tmux = environ.get("TMUX", "").split(",")
-    pane = environ.get("TMUX_PANE", "").removeprefix("%")
-    if len(tmux) > 1 and tmux[1].isdigit() and pane.isdigit():
-        try:
-            started = start_ticks(tmux[1], proc)
-        except OSError:
-            started = None
-        if started:
-            return f"tmux-{tmux[1]}-{started}-{pane}"
-    return f"leader-{process[0]}-{process[1]}" if process[0] else ""
+        return "claude-" + row_leaf(inherited)[:64]
+    server = _tmux_server(environ, ancestors)
+    if server is not None:
+        return f"tmux-{server.pid}-{server.start}-{environ['TMUX_PANE'][1:]}"
+    if process[0]:
+        return f"leader-{process[0]}-{process[1]}"
+    sid, terminal = os.getsid(0), _terminal()
+    if sid > 0:
+        return f"sid-{sid}-{terminal}"
+    return f"ns-{pid_namespace(os.getpid(), proc) or 0}-{terminal}" if terminal else ""
 
 
-def identify(
-    session: Session, project: Project, box: Box, entry_of: Callable[[str], Mapping[str, Any] | None]
-) -> tuple[SelfFile | None, str]:
-    """The handle this session acts as in this project, and a note for standard error (``""`` for none).
+def _tmux_server(environ: Mapping[str, str], ancestors: Ancestry) -> Process | None:
+    """The tmux server whose pane this process works in; None in a terminal that only inherited a pane's variables.
 
-    Its own file first; the shared one only where it names this root and no other live session of the box holds that
-    handle.
-
-    :param entry_of: a handle's registry entry, asked only for the shared file.
+    The pane's own process is the server's child; another terminal opened from it has another controlling terminal.
     """
-    note = ""
-    own = read_self(session.own_path)
-    if own is not None:
-        if own.root == project.root:
-            return own, ""
-        note = f"note: {session.own_path} names @{own.handle} for {own.root}, not for this project; it was not used"
-    if session.shared_path is not None and session.shared_path != session.own_path:
-        shared = read_self(session.shared_path)
-        if (
-            shared is not None
-            and shared.root == project.root
-            and not session.taken_by_another(entry_of(shared.handle), box)
-        ):
-            return shared, ""
-    return None, note
+    words = environ.get("TMUX", "").split(",")
+    pane = environ.get("TMUX_PANE", "")
+    if len(words) < 2 or not (pane.startswith("%") and pane[1:].isascii() and pane[1:].isdigit()):
+        return None
+    chain = ancestors.chain
+    for at, process in enumerate(chain):
+        if str(process.pid) == words[1] and at > 0:
+            terminals = {one.terminal for one in chain[:at] if one.terminal} | {ancestors.terminal} - {0}
+            return process if len(terminals) <= 1 else None
+    return None
+
+
+def _terminal() -> int:
+    """The device number of the terminal on a standard stream, 0 where there is none."""
+    for fd in (0, 1, 2):
+        try:
+            if os.isatty(fd):
+                return os.fstat(fd).st_rdev
+        except OSError:
+            continue
+    return 0

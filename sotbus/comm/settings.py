@@ -58,6 +58,11 @@ class Settings:
 def seconds(text: str | None, default: float) -> float:
     """A wait from the environment: digits, with a fraction where one is given, at most a day; else the default."""
     whole, _, fraction = (text or "").strip().partition(".")
-    if not whole.isascii() or not whole.isdigit() or len(whole) > 5 or (fraction and not fraction.isdigit()):
+    if (
+        not whole.isascii()
+        or not whole.isdigit()
+        or len(whole) > 5
+        or (fraction and not (fraction.isascii() and fraction.isdigit()))
+    ):
         return default
     return min(float(f"{whole}.{fraction or 0}"), 86400.0)

@@ -443,3 +443,33 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback(two: World) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.spec("S94")
+def test_a_filed_message_is_exit_0_even_where_nobody_can_read_the_answer(two: World) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, str(ENTRY), "send", "@b-vm", "x"],
+        cwd=two.project("a"),
+        env=two.environ({"SOT_COMM_SELF_FILE": str(two.home / "self" / "pin-a.txt")}),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert two.inbox("b-vm").read_bytes().count(b"\n") == 1
+
+
+def test_a_closed_standard_input_is_a_failed_send(two: World) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} {ENTRY} send @b-vm - <&-"],
+        cwd=two.project("a"),
+        env=two.environ({"SOT_COMM_SELF_FILE": str(two.home / "self" / "pin-a.txt")}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "FAILED -> @b-vm: standard input cannot be read (Bad file descriptor); nothing was sent\n"
