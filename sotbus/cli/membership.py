@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sotbus.cli import options, terminal
 from sotbus.cli.main import open_client
-from sotbus.comm import membership
+from sotbus.comm import handles, membership
 from sotbus.errors import NotJoined
 
 TYPE_CHECKING = False
@@ -22,14 +22,15 @@ def run_join(words: list[str], box: Box | None) -> int:
         "exit status: 0 joined, 1 FAILED, 2 usage, 3 the slot or the handle is another session's (see --repin)",
     )
     made.add_argument("--name", help="the handle, word for word: 1 to 64 of A-Za-z0-9._-")
-    made.add_argument("--expertise", default="", metavar="LIST", help="what this session knows, separated by commas")
+    made.add_argument("--expertise", metavar="LIST", help="what this session knows, separated by commas")
     made.add_argument("--repin", action="store_true", help="take the slot or handle even if it is another session's")
     made.add_argument("--pid", type=int, help="the process whose life is the session's, instead of the one found")
     given = options.parse(made, words)
     if isinstance(given, int):
         return given
     client = open_client(box)
-    expertise = [word for part in given.expertise.split(",") if (word := part.strip())]
+    listed = given.expertise if given.expertise is not None else client.environ.get("SOT_COMM_EXPERTISE", "")
+    expertise = [word for part in listed.split(",") if (word := part.strip())]
     joined = membership.join(client, name=given.name, expertise=expertise, repin=given.repin, pid=given.pid)
     if joined.beside:
         terminal.err(f"note: @{joined.beside} is held by another session in this folder; this one is @{joined.handle}")
@@ -59,8 +60,8 @@ def run_leave(words: list[str], box: Box | None) -> int:
                 raise
             terminal.out("Not joined — nothing to do.")
             return 0
+    name = handles.check(given.name.removeprefix("@")) if given.name is not None else None
     client.ensure()
-    name = given.name.removeprefix("@") if given.name is not None else None
     handle, found = membership.leave(client, name)
     if given.name is None:
         if found == membership.ANOTHERS:

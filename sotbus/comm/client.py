@@ -110,7 +110,7 @@ class Client:
             entry = entry_of(agents, shared.handle)
             if entry is not None and not session.taken_by_another(entry):
                 self._check_still_ours(shared, entry)
-                if "pid" not in entry or session.recorded_by(entry) or not adopt or self._adopt(shared):
+                if "slot" not in entry or session.recorded_by(entry) or not adopt or self._adopt(shared):
                     return shared
         raise NotJoined("Not joined — run comm-join.sh first.", hint="sotbus join")
 
@@ -123,7 +123,7 @@ class Client:
                 "nothing was sent or read",
                 hint="take a handle for this project: sotbus join",
             )
-        if entry is not None and not self.session.guarded and self.session.taken_by_another(entry):
+        if entry is not None and self.session.taken_by_another(entry):
             raise NotJoined(
                 f"@{identity.handle} has been taken by another session (pid {entry.get('pid')}); "
                 "nothing was sent or read",
@@ -139,16 +139,16 @@ class Client:
             entry = entry_of(document["agents"], shared.handle)
             if entry is None or text_of(entry, "root") != shared.root or session.taken_by_another(entry):
                 return False
-            entry.update(session.process_fields())
+            for field in ("pid", "start", "pidns"):
+                entry.pop(field, None)
+            entry.update(session.entry_fields())
             adopted.append(True)
             return True
 
         try:
             self.registry.update(change, self.settings.touch_wait_s)
             if adopted:
-                self_file.write(
-                    session.own_path, SelfFile(shared.handle, shared.repo, shared.root, session.process_or_none)
-                )
+                self_file.write(session.own_path, shared)
         except (SotbusError, OSError):
             return False
         return bool(adopted)

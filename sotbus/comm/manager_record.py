@@ -77,7 +77,10 @@ def establish(folder: Folder, box: Box, *, replace: bool) -> str:
         if replace and record is not None and own not in (None, NONE) and record.writer == (box.machine_id or "-"):
             temp = _temp(folder, box)
             write_synced(temp, f"{own}\n{box.machine_id or ''}\n".encode("utf-8", "surrogateescape"))
-            os.rename(temp, folder.manager_record)
+            try:
+                os.rename(temp, folder.manager_record)
+            finally:
+                remove_quietly(temp)
             return REPLACED
     except OSError as error:
         raise FilingFailed(

@@ -82,6 +82,7 @@ def join(
     def put(document: dict[str, Any]) -> bool:
         agents: dict[str, Any] = document["agents"]
         handle, beside = _choose(client, agents, wanted, repin)
+        taken["qualified"] = "" if wanted else _live_bare_name(client, agents, handle)
         now = stamp(client.clock())
         agents[handle] = _entry(client, agents.get(handle), now, expertise)
         taken.update(handle=handle, beside=beside, others=sorted(other for other in agents if other != handle))
@@ -97,13 +98,18 @@ def join(
                 hint=error.__cause__.hint,
             ) from error
         raise
+    if taken["qualified"]:
+        client.notify(
+            f"WARNING: @{taken['qualified']} is live in another project, so this session is @{taken['handle']}; "
+            "mail to the plain name goes there"
+        )
     version = taken["version"]
     if version != PROTOCOL_VERSION or isinstance(version, bool):
         client.notify(
             f"WARNING: registry protocol v{version} != client v{PROTOCOL_VERSION}: "
             "another release wrote this registry; update sotbus or that release before you rely on delivery"
         )
-    identity = SelfFile(taken["handle"], project.repo, project.root, session.process_or_none)
+    identity = SelfFile(taken["handle"], project.repo, project.root)
     _write_identity(client, identity)
     return Joined(identity.handle, project.repo, client.folder.inbox(identity.handle), taken["others"], taken["beside"])
 
@@ -130,10 +136,8 @@ def _choose(client: Client, agents: dict[str, Any], wanted: str | None, repin: b
         _warn_of_live_owner(client, agents, wanted)
         return wanted, ""
     own = self_file.read(session.own_path)
-    if own is not None and own.root == project.root and (session.guarded or free(own.handle)):
-        root = text_of(entry_of(agents, own.handle), "root")
-        if root in ("", project.root):
-            return own.handle, ""
+    if own is not None and own.root == project.root and free(own.handle):
+        return own.handle, ""
     if session.shared_path is not None:
         shared = self_file.read(session.shared_path)
         if shared is not None and shared.root == project.root and shared.handle in agents and free(shared.handle):
@@ -141,6 +145,15 @@ def _choose(client: Client, agents: dict[str, Any], wanted: str | None, repin: b
     derived = handles.derive(project.root, client.box.raw_host, agents)
     handle = handles.beside(derived, free)
     return handle, derived if handle != derived else ""
+
+
+def _live_bare_name(client: Client, agents: dict[str, Any], handle: str) -> str:
+    """The unqualified name, where a live session of another project has it and this one was qualified; else ``""``."""
+    bare = handles.tiers(client.project.root, client.box.raw_host)[0]
+    entry = entry_of(agents, bare)
+    if entry is None or handle == bare or text_of(entry, "root") == client.project.root:
+        return ""
+    return bare if is_live(entry.get("last_seen"), client.clock()) else ""
 
 
 def _warn_of_live_owner(client: Client, agents: dict[str, Any], wanted: str) -> None:
@@ -172,7 +185,7 @@ def _entry(client: Client, old: object, now: str, expertise: Sequence[str]) -> d
     if session.harness:
         entry["harness"] = session.harness
     entry["instance"] = _instance(client, old)
-    return entry | session.process_fields()
+    return entry | session.entry_fields()
 
 
 def _instance(client: Client, old: object) -> str:
@@ -249,7 +262,7 @@ def _write_identity(client: Client, identity: SelfFile) -> None:
         self_file.write(session.own_path, identity)
         if session.shared_path is not None:
             step = session.shared_path
-            self_file.write(session.shared_path, SelfFile(identity.handle, identity.repo, identity.root))
+            self_file.write(session.shared_path, identity)
         step = folder.inbox(identity.handle)
         fd = os.open(step, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
         try:
@@ -283,8 +296,7 @@ def leave(client: Client, name: str | None = None) -> tuple[str, str]:
             return False
         entry = entry_of(agents, handle)
         if identity is not None and (
-            text_of(entry, "root") not in ("", identity.root)
-            or (not client.session.guarded and client.session.taken_by_another(entry))
+            text_of(entry, "root") not in ("", identity.root) or client.session.taken_by_another(entry)
         ):
             found.append(ANOTHERS)
             return False

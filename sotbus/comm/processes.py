@@ -16,6 +16,12 @@ INLINE_CODE = ("-c", "-e", "--eval", "-p", "--print")
 DEAD_STATES = ("Z", "X")
 """A zombie runs nothing any more (proc_pid_stat(5), field 3)."""
 
+VALUE_OPTIONS = ("-r", "--require", "--import", "--loader", "--experimental-loader", "-C", "--conditions", "-W", "-X")
+"""Options of node and python that take the next word."""
+
+SUBCOMMANDS = ("run", "x")
+"""Words of bun that stand before the script."""
+
 MAX_ANCESTORS = 64
 """A longer chain is refused as unreadable (facts 12)."""
 
@@ -26,17 +32,21 @@ INITIAL_PID_NAMESPACE = "4026531836"
 class Process:
     """A process: pid, parent's pid, start in clock ticks since boot (proc_pid_stat(5) field 22), harness or "".
 
-    ``terminal`` is the device number of its controlling terminal, 0 for none.
+    ``terminal`` is the device number of its controlling terminal, 0 for none. ``wrapper`` says that an interpreter runs
+    the harness, which may then run a native child of its own.
     """
 
-    __slots__ = ("harness", "parent", "pid", "start", "terminal")
+    __slots__ = ("harness", "parent", "pid", "start", "terminal", "wrapper")
 
-    def __init__(self, pid: int, parent: int, start: str, harness: str, terminal: int = 0) -> None:
+    def __init__(
+        self, pid: int, parent: int, start: str, harness: str, terminal: int = 0, *, wrapper: bool = False
+    ) -> None:
         self.pid = pid
         self.parent = parent
         self.start = start
         self.harness = harness
         self.terminal = terminal
+        self.wrapper = wrapper
 
     def __repr__(self) -> str:
         return f"<Process {self.pid} start={self.start}{' ' + self.harness if self.harness else ''}>"
@@ -98,10 +108,13 @@ def harness_name(argv: list[str]) -> str:
         return name
     if name.rstrip("0123456789.") not in INTERPRETERS:
         return ""
-    for word in argv[1:]:
+    words = iter(argv[1:])
+    for word in words:
         if word in INLINE_CODE:
             return ""
-        if not word.startswith("-"):
+        if word in VALUE_OPTIONS:
+            next(words, "")
+        elif not word.startswith("-") and word not in SUBCOMMANDS:
             return _script_harness(word)
     return ""
 
@@ -131,7 +144,9 @@ def read_process(pid: int, proc: str = "/proc") -> Process | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     argv = [os.fsdecode(word) for word in raw.split(b"\0") if word]
-    return Process(pid, int(fields[1]), fields[19], harness_name(argv), int(fields[4]))
+    name = harness_name(argv)
+    wrapper = bool(name) and os.path.basename(argv[0]).lower() not in HARNESSES
+    return Process(pid, int(fields[1]), fields[19], name, int(fields[4]), wrapper=wrapper)
 
 
 class Ancestry:
@@ -155,7 +170,8 @@ class Ancestry:
         found: list[Process] = []
         previous: Process | None = None
         for process in self.chain:
-            if process.harness and (previous is None or previous.harness != process.harness):
+            wraps = process.wrapper and previous is not None and not previous.wrapper
+            if process.harness and not (wraps and previous is not None and previous.harness == process.harness):
                 found.append(process)
             previous = process
         return found

@@ -54,11 +54,17 @@ class Registry:
                 if not os.path.lexists(path):
                     raise
             finally:
-                os.unlink(temp)
-            sync_folder(self.folder.root)
+                remove_quietly(temp)
         except OSError as error:
             raise RegistryWriteFailed(
                 f"FAILED: the registry could not be created ({error.strerror or error}), so nothing was written"
+            ) from error
+        try:
+            sync_folder(self.folder.root)
+        except OSError as error:
+            raise RegistryWriteFailed(
+                f"FAILED: the registry was created, but its folder could not be synced ({error.strerror or error}); "
+                "run the command again"
             ) from error
 
     def read(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Number(float):
 
 
 def _integer(text: str) -> int | Number:
-    return int(text) if len(text) < 19 else Number(text)
+    return int(text) if len(text) < 19 and text != "-0" else Number(text)
 
 
 def _constant(text: str) -> object:

@@ -150,7 +150,7 @@ class RegistryLock:
                 return Obstacle("held", why, holder, latest)
             if not latest.names_a_file:
                 return Obstacle("by_hand", f"its record names no holder ({latest})")
-            marker = f"{self.folder.root}/.registry.lock.reclaim.{latest.leaf}"
+            marker = self._marker(latest)
             try:
                 if link_record(marker, self.folder.root, self._me):
                     return self._remove(chain)
@@ -163,6 +163,10 @@ class RegistryLock:
                 why = f"its reclaim marker {marker} names {after}, which its reclaim chain already holds"
                 return Obstacle("by_hand", why + ", so no reclaim can pass it")
             chain.append(after)
+
+    def _marker(self, record: Holder) -> str:
+        """The marker that a reclaimer of this holder takes."""
+        return f"{self.folder.root}/.registry.lock.reclaim.{record.leaf}"
 
     def _remove(self, chain: list[Holder]) -> Obstacle:
         """Settle, look again, and remove the lock if it still names one of the chain.
@@ -181,6 +185,8 @@ class RegistryLock:
             pass
         except OSError as error:
             return Obstacle("held", f"it is dead, but the lock cannot be removed: {error}", chain[0])
+        if self._is_me(chain[0]):  # a marker of one's own about oneself would end every later walk
+            remove_quietly(self._marker(self._me))
         raise GoneError
 
     def _read_holder(self) -> Holder | Obstacle:

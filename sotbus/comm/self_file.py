@@ -1,7 +1,4 @@
-"""The self file: a session's handle between commands, three lines (sot-comm v1, The self file; facts 9).
-
-A file that is sotbus's own, ``<host>__sotbus-...``, has a fourth: the process that joined, ``process=<pid> <start>``.
-"""
+"""The self file: a session's handle between commands, three lines (sot-comm v1, The self file; facts 9)."""
 
 from __future__ import annotations
 
@@ -21,13 +18,12 @@ TEMP_BYTES = len(".tmp.") + 6
 class SelfFile:
     """What a self file names: a handle, for a process in ``root``."""
 
-    __slots__ = ("handle", "process", "repo", "root")
+    __slots__ = ("handle", "repo", "root")
 
-    def __init__(self, handle: str, repo: str, root: str, process: tuple[int, str] | None = None) -> None:
+    def __init__(self, handle: str, repo: str, root: str) -> None:
         self.handle = handle
         self.repo = repo
         self.root = root
-        self.process = process
 
     def __repr__(self) -> str:
         return f"<SelfFile @{self.handle} root={self.root}>"
@@ -39,9 +35,7 @@ def read(path: str) -> SelfFile | None:
     if len(lines) < 3 or not lines[2].startswith("root=") or not lines[1].startswith("repo="):
         return None
     handle, repo, root = lines[0], lines[1][5:], lines[2][5:]
-    if not root or not is_handle(handle):
-        return None
-    return SelfFile(handle, repo, root, _process(lines[3]) if len(lines) > 3 else None)
+    return SelfFile(handle, repo, root) if root and is_handle(handle) else None
 
 
 def legacy(path: str) -> tuple[str, str]:
@@ -62,13 +56,6 @@ def _lines(path: str) -> list[str]:
         return [""]
 
 
-def _process(line: str) -> tuple[int, str] | None:
-    pid, _, start = line.removeprefix("process=").partition(" ")
-    if line.startswith("process=") and pid.isascii() and pid.isdigit() and len(pid) < 11 and start:
-        return int(pid), start
-    return None
-
-
 def write(path: str, identity: SelfFile) -> None:
     """Put a self file in place by a rename, so that no reader mixes two versions.
 
@@ -77,8 +64,6 @@ def write(path: str, identity: SelfFile) -> None:
     """
     temp = f"{path}.tmp.{os.urandom(3).hex()}"
     text = f"{identity.handle}\nrepo={identity.repo}\nroot={identity.root}\n"
-    if identity.process is not None:
-        text += f"process={identity.process[0]} {identity.process[1]}\n"
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     try:
         try:

@@ -14,8 +14,8 @@ from sotbus.comm.box import MAX_LEAF_BYTES, host_problem
 from sotbus.comm.liveness import is_live
 from sotbus.comm.processes import Ancestry, ancestry, is_alive, pid_namespace, start_ticks
 from sotbus.comm.self_file import NOPANE, TEMP_BYTES, row_leaf, row_of
-from sotbus.comm.self_file import read as read_self
 from sotbus.errors import FolderError, GateRefused
+from sotbus.message import unicode_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ class Session:
     :param shared_path: the box's ``nopane`` file, written for other clients; None for a pin or a row.
     :param row: the workspace id its registry entry gets, or ``""``.
     :param process: pid and start tick that a join records; ``(0, "")`` where none is known.
+
+    ``slot`` names the session's self file in its registry entry, so that the entry says whose it is.
     :param harness: the name of the nearest harness among the ancestors, or ``""``.
     """
 
-    __slots__ = ("ancestry", "box", "harness", "own_path", "pidns", "process", "row", "shared_path")
+    __slots__ = ("ancestry", "box", "harness", "own_path", "pidns", "process", "row", "shared_path", "slot")
 
     def __init__(
         self,
@@ -58,7 +60,9 @@ class Session:
         self.ancestry = ancestors
         self.box = box
         self.pidns = pid_namespace(os.getpid(), box.proc) or ""
-        self.process = self._remembered() or process
+        self.process = process
+        leaf = os.path.basename(own_path)
+        self.slot = leaf if leaf.startswith(box.declared_host + "__") else f"{leaf}-{crc32(os.fsencode(own_path)):08x}"
 
     def __repr__(self) -> str:
         return f"<Session {os.path.basename(self.own_path)} process={self.process}>"
@@ -68,30 +72,26 @@ class Session:
         """Whether the environment gave the slot (a pin, a row): the conflict guard and the agent gate hold there."""
         return self.shared_path is None and not self.own_path.endswith(NOPANE)
 
-    def _remembered(self) -> tuple[int, str] | None:
-        """The process that this session's own file remembers from its join (``--pid`` may have named it)."""
-        there = read_self(self.own_path) if self.shared_path is not None else None
-        if there is None or there.process is None or not is_alive(*there.process, self.box.proc):
-            return None
-        return there.process
+    def entry_fields(self) -> dict[str, Any]:
+        """What a registry entry says of the session: its slot and its process.
 
-    @property
-    def process_or_none(self) -> tuple[int, str] | None:
-        """The process to remember in an own self file; a pin's and a row's file have the page's three lines."""
-        return self.process if self.process[0] and self.shared_path is not None else None
-
-    def process_fields(self) -> dict[str, Any]:
-        """What a registry entry records of the session's process; ``pidns`` says where its pid means anything."""
-        if not self.process[0]:
-            return {}
-        fields: dict[str, Any] = {"pid": self.process[0], "start": int(self.process[1])}
-        if self.pidns:
-            fields["pidns"] = self.pidns
+        ``pidns`` is the pid namespace in which the pid means anything.
+        """
+        fields: dict[str, Any] = {"slot": unicode_of(self.slot)}
+        if self.process[0]:
+            fields |= {"pid": self.process[0], "start": int(self.process[1])}
+            if self.pidns:
+                fields["pidns"] = self.pidns
         return fields
 
     def recorded_by(self, entry: Mapping[str, Any] | None) -> bool:
-        """Whether a registry entry records this very session's process."""
-        return entry is not None and self.process[0] > 0 and same_process(entry, self.process)
+        """Whether a registry entry is this very session's."""
+        if entry is None:
+            return False
+        slot = entry.get("slot")
+        if isinstance(slot, str) and slot:
+            return slot == unicode_of(self.slot)
+        return self.process[0] > 0 and same_process(entry, self.process)
 
     def taken_by_another(self, entry: Mapping[str, Any] | None) -> bool:
         """Whether another session of this box, alive as far as can be told, holds a registry entry.
