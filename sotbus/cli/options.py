@@ -32,6 +32,10 @@ def parser(command: str, description: str, examples: str, *, usage_status: int =
 def parse(made: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace | int:
     """The arguments, or the exit status where help or a usage error ended the command."""
     try:
-        return made.parse_args(list(words))
+        given = made.parse_args(list(words))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
+    for name, value in vars(given).items():
+        if value == []:  # argparse of some versions drops the "--" of "--name=--"
+            setattr(given, name, "--")
+    return given

@@ -16,7 +16,11 @@ UNINITIALIZED = "uninitialized"
 """What systemd writes before a machine has an id (machine-id(5)); every such machine would have the same."""
 
 MAX_LEAF_BYTES = 255
-"""Longest name of one directory entry (Linux ``NAME_MAX``); a declared host becomes part of one."""
+"""Longest name of one directory entry (Linux ``NAME_MAX``)."""
+
+
+MAX_HOST_BYTES = 110
+"""A declared host also stands in the names of a lock record's temp file and marker, with some 140 bytes around it."""
 
 
 def first_line(path: str) -> str | None:
@@ -93,6 +97,6 @@ def host_problem(host: str) -> str | None:
         return f"the host name {host!r} contains a slash"
     if any(ord(c) < 0x20 or ord(c) == 0x7F for c in host):
         return f"the host name {host!r} contains a control character"
-    if len(os.fsencode(host)) > MAX_LEAF_BYTES - len("__nopane.txt"):
+    if len(os.fsencode(host)) > MAX_HOST_BYTES:
         return f"the host name is {len(os.fsencode(host))} bytes long"
     return None

@@ -10,7 +10,7 @@ from sotbus.comm.project import Project, project_here
 from sotbus.comm.registry import Registry, entry_of, text_of
 from sotbus.comm.self_file import SelfFile
 from sotbus.comm.session import Session, session_here
-from sotbus.errors import NotJoined, RegistryUnreadable, SotbusError
+from sotbus.errors import FolderError, NotJoined, RegistryUnreadable, SotbusError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Client:
         self.folder.ensure()
         self.registry.create()
 
-    def identity(self, agents: Mapping[str, Any] | None = None, *, adopt: bool = False) -> SelfFile:
+    def identity(self, agents: Mapping[str, Any] | None = None, *, adopt: bool = False, check: bool = True) -> SelfFile:
         """The handle this session acts as here; the agent gate is held for a pin or a row.
 
         Its own self file names it. Without one, the box's shared file does, where it names this root and no other live
@@ -87,6 +87,7 @@ class Client:
 
         :param agents: the registry's entries where the caller has read them.
         :param adopt: take a dead session's handle for this session, so that no other one does; for commands that act.
+        :param check: refuse an own handle that has been taken since; a leave wants to know it all the same.
 
         *Errors*: :class:`NotJoined`, also where the handle has been taken by another session or project since;
         :class:`GateRefused`.
@@ -101,11 +102,14 @@ class Client:
         if own is not None and own.root == root:
             entry = entry_of(agents, own.handle) if agents is not None else None
             session.check_gate(entry)
-            self._check_still_ours(own, entry)
+            if check:
+                self._check_still_ours(own, entry)
             return own
         if own is not None:
             self.notify(f"note: {session.own_path} names @{own.handle} for {own.root}, not for this project; not used")
-        shared = self_file.read(session.shared_path) if session.shared_path is not None else None
+        elif self_file.legacy(session.own_path)[0]:
+            self.notify(f"note: {session.own_path} has no usable root= line, so it names nobody")
+        shared = self._shared()
         if shared is not None and shared.root == root and agents is not None:
             entry = entry_of(agents, shared.handle)
             if entry is not None and not session.taken_by_another(entry):
@@ -114,19 +118,28 @@ class Client:
                     return shared
         raise NotJoined("Not joined — run comm-join.sh first.", hint="sotbus join")
 
+    def _shared(self) -> SelfFile | None:
+        """What the box's shared file names; one that cannot be read names nobody, and is said."""
+        if self.session.shared_path is None:
+            return None
+        try:
+            return self_file.read(self.session.shared_path)
+        except FolderError as error:
+            self.notify(f"note: {error}")
+            return None
+
     def _check_still_ours(self, identity: SelfFile, entry: Mapping[str, Any] | None) -> None:
         """Refuse a handle that another project, or another live session of this box, has taken since."""
         root = text_of(entry, "root")
         if root not in ("", identity.root):
             raise NotJoined(
                 f"your sot-comm identity '@{identity.handle}' is registered to a DIFFERENT project's root ('{root}'); "
-                "nothing was sent or read",
+                "it is not used here",
                 hint="take a handle for this project: sotbus join",
             )
         if entry is not None and self.session.taken_by_another(entry):
             raise NotJoined(
-                f"@{identity.handle} has been taken by another session (pid {entry.get('pid')}); "
-                "nothing was sent or read",
+                f"@{identity.handle} has been taken by another session (pid {entry.get('pid')}); it is not used here",
                 hint="take another handle: sotbus join",
             )
 

@@ -6,7 +6,7 @@ import os
 import zlib
 
 from sotbus import message
-from sotbus.comm.folder import PRIVATE_FILE, open_regular, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, remove_quietly, write_whole
 
 MAX_DIGITS = 18
 """A count of more digits is past the end of any inbox."""
@@ -101,5 +101,5 @@ def write(path: str, data: bytes) -> None:
             os.close(fd)
         os.rename(temp, path)
     except BaseException:
-        os.unlink(temp)
+        remove_quietly(temp)
         raise

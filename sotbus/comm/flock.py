@@ -11,6 +11,8 @@ import fcntl
 import os
 import time
 
+from sotbus.comm.folder import close_quietly
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,14 +27,6 @@ HELD_ERRNOS = frozenset([errno.EAGAIN, errno.EACCES])
 
 class LockTimeoutError(Exception):
     """The lock was held past the bound."""
-
-
-def close_quietly(fd: int) -> None:
-    """Close a descriptor whose work is done and, where it matters, synced: a late error has nothing left to say."""
-    try:
-        os.close(fd)
-    except OSError:
-        return
 
 
 class FileLock:
@@ -81,6 +75,8 @@ def acquire(path: str, *, exclusive: bool, bound_s: float, polling: bool) -> Fil
     try:
         if _try(fd, kind):
             return FileLock(fd)
+        if bound_s <= 0:
+            raise LockTimeoutError
         deadline = time.monotonic() + bound_s
         if polling:
             _poll(fd, kind, deadline)

@@ -213,6 +213,14 @@ def remove_quietly(path: str) -> None:
         return
 
 
+def close_quietly(fd: int) -> None:
+    """Close a descriptor whose work is done and, where it matters, synced: a late error has nothing left to say."""
+    try:
+        os.close(fd)
+    except OSError:
+        return
+
+
 def _entries(path: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:

@@ -10,7 +10,7 @@ import os
 
 from sotbus.comm import flock
 from sotbus.comm.cursor import Cursor, cksum
-from sotbus.comm.folder import PRIVATE_FILE, open_regular, sync_folder, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, close_quietly, open_regular, sync_folder, write_whole
 from sotbus.comm.identity import NFS4
 from sotbus.errors import FilingFailed, InboxBusy, InboxLockHeld
 
@@ -45,7 +45,8 @@ class Inbox:
         """File one line (with its newline).
 
         :param bound_s: how long to wait for the inbox lock, in seconds.
-        :param on_cut: told how many bytes of a dead writer's torn tail were cut first, also where the append fails.
+        :param on_cut: told, once the lock is released, how many bytes of a dead writer's torn tail were cut first, also
+            where the append failed.
 
         *Durability*: when this returns, the line is whole on disk (fdatasync; for a first line the folder too).
         *Errors*: :class:`InboxLockHeld` past the bound; :class:`FilingFailed` for anything the system refuses: the file
@@ -62,10 +63,15 @@ class Inbox:
             ) from None
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
-        with lock:
-            self._append_locked(line, on_cut)
+        cut: list[int] = []
+        try:
+            with lock:
+                self._append_locked(line, cut)
+        finally:
+            if cut:
+                on_cut(cut[0])
 
-    def _append_locked(self, line: bytes, on_cut: Callable[[int], object]) -> None:
+    def _append_locked(self, line: bytes, cut: list[int]) -> None:
         """The steps between lock and release: open, cut a torn tail, write whole, sync, close."""
         try:
             fd = os.open(self.folder.inbox(self.handle), os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
@@ -76,20 +82,20 @@ class Inbox:
             kept = end_of_last_line(fd, length)
             if kept != length:
                 os.ftruncate(fd, kept)
-                on_cut(length - kept)
+                cut.append(length - kept)
             self._write(fd, kept, line)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         finally:
-            flock.close_quietly(fd)
+            close_quietly(fd)
 
     def _write(self, fd: int, length: int, line: bytes) -> None:
-        """Write and sync, or put the length back."""
+        """Write and sync, a new file's folder too, or put the length back."""
         try:
+            if length == 0:  # before the line, so that any line that stands has a synced name
+                sync_folder(self.folder.inboxes)
             write_whole(fd, line)
             os.fdatasync(fd)
-            if length == 0:
-                sync_folder(self.folder.inboxes)
         except BaseException as error:
             try:
                 os.ftruncate(fd, length)
@@ -216,9 +222,7 @@ def _find_line(fd: int, wanted: int, count: int, start: int, end: int) -> tuple[
                 return None
             start, end, count = end, step, count + 1
         elif count + newlines < wanted:
-            stop = block.rfind(b"\n") + 1
-            start = end + block.rfind(b"\n", 0, stop - 1) + 1
-            end, count = end + stop, count + newlines
+            end, count = end + block.rfind(b"\n") + 1, count + newlines
         else:
             at = -1
             for _ in range(wanted - count):

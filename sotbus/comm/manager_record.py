@@ -235,12 +235,12 @@ class WriterGate:
 
 
 def reads_under_lock(folder: Folder, box: Box) -> str | None:
-    """The lock manager under whose shared lock this process reads, or None where it reads without one."""
+    """The lock manager under whose shared lock this process reads, or None where it reads without one.
+
+    *Errors*: OSError where the record cannot be read.
+    """
     own = inbox_identity(folder.inboxes, box)
-    try:
-        record = read(folder)
-    except OSError:
-        return None
+    record = read(folder)
     if own in (None, NONE) or (record is not None and not allows(record, own)):
         return None
     return own

@@ -285,7 +285,7 @@ def leave(client: Client, name: str | None = None) -> tuple[str, str]:
 
     *Errors*: :class:`NotJoined`; the registry's, nothing written.
     """
-    identity = client.identity() if name is None else None
+    identity = client.identity(check=False) if name is None else None
     handle = identity.handle if identity else handles.check(name or "")
     found: list[str] = []
 
@@ -320,8 +320,11 @@ def leave(client: Client, name: str | None = None) -> tuple[str, str]:
 
 
 def _drop_self_files(client: Client, identity: SelfFile) -> None:
-    """Remove this session's self files: its own, and the shared one where it names the same handle for this root."""
-    for path in (client.session.own_path, client.session.shared_path):
+    """Remove this session's self files: the shared one where it names the same handle for this root, then its own.
+
+    In this order a leave that dies between the two is finished by the next one.
+    """
+    for path in (client.session.shared_path, client.session.own_path):
         there = self_file.read(path) if path else None
         if path and there is not None and (there.handle, there.root) == (identity.handle, identity.root):
             try:

@@ -26,16 +26,16 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
     """
     folder = client.folder
     there = os.path.lexists(folder.inbox(handle))
-    identity = reads_under_lock(folder, client.box) if there else None
     lock = None
-    if identity is not None:
-        try:
+    try:
+        identity = reads_under_lock(folder, client.box) if there else None
+        if identity is not None:
             lock = Inbox(folder, handle, identity).locked_for_reading(client.settings.inbox_read_wait_s)
-        except OSError as error:
-            warn(
-                f"WARNING: the inbox lock for @{handle} failed ({error.errno}: {error.strerror}) — reading without it; "
-                "a line may show twice, none is lost"
-            )
+    except OSError as error:
+        warn(
+            f"WARNING: the inbox lock for @{handle} failed ({error.errno}: {error.strerror}) — reading without it; "
+            "a line may show twice, none is lost"
+        )
     try:
         before = cursor.read(folder.cursor(handle))
         seen = look(folder.inbox(handle), before, offset_hint.read(folder, handle))

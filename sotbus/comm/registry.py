@@ -148,7 +148,7 @@ class Registry:
             registry_json.parse(data)
             write_synced(temp, data)
             step = "renamed into place"
-            os.rename(temp, self.folder.registry)
+            rename_believing(temp, self.folder.registry)
         except (OSError, ValueError, RecursionError) as error:
             remove_quietly(temp)
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -170,6 +170,19 @@ def text_of(entry: Mapping[str, Any] | None, field: str) -> str:
     """A field of an entry where it is a string, else ``""``."""
     value = entry.get(field) if entry else None
     return value if isinstance(value, str) else ""
+
+
+def rename_believing(temp: str, path: str) -> None:
+    """Rename, and believe the result rather than an error that was lost on the way (a retransmitted answer on NFS).
+
+    *Errors*: OSError where ``path`` is not the renamed file.
+    """
+    inode = os.lstat(temp).st_ino
+    try:
+        os.rename(temp, path)
+    except OSError:
+        if os.path.lexists(temp) or os.lstat(path).st_ino != inode:
+            raise
 
 
 def read_file(path: str) -> bytes:

@@ -9,7 +9,7 @@ import _thread
 import os
 import time
 
-from sotbus.comm.folder import PRIVATE_FILE, remove_quietly, touch_folder, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, close_quietly, remove_quietly, touch_folder, write_whole
 from sotbus.comm.holder import DEAD, Holder, judge, own_record, parse
 from sotbus.comm.identity import fresh_read_doubt
 from sotbus.comm.processes import start_ticks
@@ -130,6 +130,8 @@ class RegistryLock:
         holder = self._read_holder()
         if isinstance(holder, Obstacle):
             return holder
+        if self._is_me(holder):  # we have our process's turn and not the lock: a release of ours failed
+            return self._unlink(holder)
         chain = [holder]
         while True:
             latest = chain[-1]
@@ -139,8 +141,6 @@ class RegistryLock:
                 why = "its reclaim chain was still being walked at the deadline"
                 return Obstacle("held", why, holder, latest)
             verdict, why = judge(latest, self._me, self._start_of)
-            if self._is_me(latest):  # we have our process's turn and not the lock: a release of ours failed
-                verdict, why = DEAD, "this process left it"
             if verdict != DEAD:
                 if len(chain) > 1:
                     described = f"{latest.name} pid {latest.pid}"
@@ -148,6 +148,8 @@ class RegistryLock:
                 elif self._mount_doubt is not None:
                     why = self._mount_doubt
                 return Obstacle("held", why, holder, latest)
+            if len(chain) == 1 and self._read_holder() != holder:
+                raise GoneError  # it was released, and its holder ended, between our look and the verdict
             if not latest.names_a_file:
                 return Obstacle("by_hand", f"its record names no holder ({latest})")
             marker = self._marker(latest)
@@ -155,7 +157,7 @@ class RegistryLock:
                 if link_record(marker, self.folder.root, self._me):
                     return self._remove(chain)
             except OSError as error:
-                return Obstacle("held", f"it is dead, but its reclaim marker cannot be made: {error}", holder)
+                return Obstacle("held", f"it is dead, but its reclaim marker cannot be made: {error.strerror}", holder)
             after = self._read_record(marker)
             if after is None:
                 return Obstacle("held", f"it is dead, but its reclaim marker {marker} cannot be read", holder)
@@ -179,14 +181,16 @@ class RegistryLock:
             return Obstacle("held", "its record changed during the reclaim", chain[0])
         if found not in chain:
             return Obstacle("held", "it was taken again during the reclaim", found)
+        return self._unlink(chain[0])
+
+    def _unlink(self, holder: Holder) -> Obstacle:
+        """Remove the lock of a holder that is dead, or of our own. :raises GoneError: it is gone."""
         try:
             os.unlink(self.path)
         except FileNotFoundError:
             pass
         except OSError as error:
-            return Obstacle("held", f"it is dead, but the lock cannot be removed: {error}", chain[0])
-        if self._is_me(chain[0]):  # a marker of one's own about oneself would end every later walk
-            remove_quietly(self._marker(self._me))
+            return Obstacle("held", f"its lock cannot be removed: {error.strerror or error}", holder)
         raise GoneError
 
     def _read_holder(self) -> Holder | Obstacle:
@@ -297,7 +301,7 @@ def link_record(target: str, folder: str, record: Holder) -> bool:
             raise OSError(error.errno, f"cannot hard-link in {folder}: {error.strerror}") from error
         return True
     finally:
-        os.close(fd)
+        close_quietly(fd)
         remove_quietly(temp)
 
 

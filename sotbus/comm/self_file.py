@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sotbus.comm.folder import PRIVATE_FILE, open_regular, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, remove_quietly, write_whole
 from sotbus.comm.handles import is_handle
+from sotbus.errors import FolderError
 
 NOPANE = "__nopane.txt"
 """How the file that every session outside a row shares ends."""
@@ -30,7 +31,10 @@ class SelfFile:
 
 
 def read(path: str) -> SelfFile | None:
-    """The file, read once and whole; None where it names nobody: absent, unreadable, no ``root=`` line, no handle."""
+    """The file, read once and whole; None where it names nobody: absent, no ``root=`` line, no handle.
+
+    *Errors*: :class:`FolderError` where it is there and cannot be read, which is not the same as nobody.
+    """
     lines = _lines(path)
     if len(lines) < 3 or not lines[2].startswith("root=") or not lines[1].startswith("repo="):
         return None
@@ -45,15 +49,23 @@ def legacy(path: str) -> tuple[str, str]:
 
 
 def _lines(path: str) -> list[str]:
-    """The file's lines, read once; one empty line where it cannot be read. At most 64 KiB are looked at."""
+    """The file's lines, read once; one empty line where there is none. At most 64 KiB are looked at.
+
+    *Errors*: :class:`FolderError`.
+    """
     try:
         fd = open_regular(path)
         try:
             return os.fsdecode(os.read(fd, 1 << 16)).split("\n")
         finally:
             os.close(fd)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return [""]
+    except OSError as error:
+        raise FolderError(
+            f"FAILED: the self file {path} cannot be read ({error.strerror or error}), so this session is not known; "
+            "nothing was written"
+        ) from error
 
 
 def write(path: str, identity: SelfFile) -> None:
@@ -72,7 +84,7 @@ def write(path: str, identity: SelfFile) -> None:
             os.close(fd)
         os.rename(temp, path)
     except BaseException:
-        os.unlink(temp)
+        remove_quietly(temp)
         raise
 
 

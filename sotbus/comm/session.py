@@ -41,7 +41,7 @@ class Session:
     :param harness: the name of the nearest harness among the ancestors, or ``""``.
     """
 
-    __slots__ = ("ancestry", "box", "harness", "own_path", "pidns", "process", "row", "shared_path", "slot")
+    __slots__ = ("ancestry", "box", "harness", "own_path", "pidns", "process", "row", "shared_path")
 
     def __init__(
         self,
@@ -61,11 +61,20 @@ class Session:
         self.box = box
         self.pidns = pid_namespace(os.getpid(), box.proc) or ""
         self.process = process
-        leaf = os.path.basename(own_path)
-        self.slot = leaf if leaf.startswith(box.declared_host + "__") else f"{leaf}-{crc32(os.fsencode(own_path)):08x}"
 
     def __repr__(self) -> str:
         return f"<Session {os.path.basename(self.own_path)} process={self.process}>"
+
+    @property
+    def slot(self) -> str:
+        """The self file's name; for a private file with its folder's inode, the same through every mount of it."""
+        leaf = os.path.basename(self.own_path)
+        if not leaf.startswith(self.box.declared_host + "__"):
+            try:
+                leaf += f"-{os.stat(os.path.dirname(self.own_path)).st_ino}"
+            except OSError:
+                pass  # the folder is not there yet, so neither is anything that names this slot
+        return unicode_of(leaf)
 
     @property
     def guarded(self) -> bool:
@@ -77,7 +86,7 @@ class Session:
 
         ``pidns`` is the pid namespace in which the pid means anything.
         """
-        fields: dict[str, Any] = {"slot": unicode_of(self.slot)}
+        fields: dict[str, Any] = {"slot": self.slot}
         if self.process[0]:
             fields |= {"pid": self.process[0], "start": int(self.process[1])}
             if self.pidns:
@@ -90,7 +99,7 @@ class Session:
             return False
         slot = entry.get("slot")
         if isinstance(slot, str) and slot:
-            return slot == unicode_of(self.slot)
+            return slot == self.slot
         return self.process[0] > 0 and same_process(entry, self.process)
 
     def taken_by_another(self, entry: Mapping[str, Any] | None) -> bool:

@@ -128,7 +128,8 @@ def test_a_process_started_by_the_operation_dies_with_it(tmp_path: Path) -> None
     def operation() -> None:
         with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
             (tmp_path / "pid").write_text(str(process.pid))
-            assert process.stdout and process.stdout.read(1)  # it runs
+            assert process.stdout is not None
+            assert process.stdout.read(1)  # it runs
             process.communicate(b"\n")
 
     def check(point: KillPoint) -> None:

@@ -61,7 +61,9 @@ def main() -> int:
             problems.append(f"{name}: has {'both tests and a reason for none' if tests else 'neither test nor reason'}")
     shown = sum(name in collector.tests for name in sentences if name.startswith(COVERED))
     total = sum(name.startswith(COVERED) for name in sentences)
-    print(f"{total} statements: {shown} shown by tests, {len(reasons)} with a reason for none, {len(problems)} problems")
+    print(
+        f"{total} statements: {shown} shown by tests, {len(reasons)} with a reason for none, {len(problems)} problems"
+    )
     for problem in sorted(problems):
         print(f"spec-map: {problem}", file=sys.stderr)
     return 1 if problems else 0
