@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import lru_cache
 from json.encoder import encode_basestring
 
 from sotbus.errors import BadRequest, TooLarge
@@ -28,7 +29,12 @@ _DIGITS_AS_0 = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(25
 
 def stamp(now_s: float | None = None) -> str:
     """A time as a stamp; the present one by default. :param now_s: seconds since the epoch."""
-    return time.strftime(STAMP, time.gmtime(now_s))
+    return _stamp_of(int(time.time() if now_s is None else now_s // 1))
+
+
+@lru_cache(maxsize=8)
+def _stamp_of(second: int) -> str:
+    return time.strftime(STAMP, time.gmtime(second))
 
 
 def is_stamp(text: str) -> bool:
@@ -45,7 +51,7 @@ def check_text(text: str, max_bytes: int = MAX_TEXT_BYTES) -> None:
     if not text:
         raise BadRequest("the text is empty; nothing was sent")
     try:
-        size = len(text.encode("utf-8"))
+        size = len(text) if text.isascii() else len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise BadRequest(f"the text is not valid Unicode at character {error.start + 1}; nothing was sent") from error
     if size > max_bytes:
@@ -120,7 +126,7 @@ def text_of(value: dict[str, Any]) -> Any:
 
 def unicode_of(text: str) -> str:
     """A file name's text as Unicode: bytes that are no UTF-8 become U+FFFD, since a line is always UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def shown(text: str, *, newlines: bool = False) -> str:

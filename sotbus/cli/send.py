@@ -87,7 +87,7 @@ def _send(broadcast: bool, target: str, words: list[str] | None, box: Box | None
             raise RegistryUnreadable("the registry could not be read; nothing was sent", hint=error.hint) from error
         raise
     status = _broadcast(outbox, text) if broadcast else _directed(outbox, target[1:], text)
-    touch(client, outbox.sender.handle)
+    touch(client, outbox.sender.handle, outbox.agents)
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 from sotbus.errors import BadHandle, SotbusError
 
@@ -23,6 +24,7 @@ def is_handle(text: str) -> bool:
     return not text.encode().translate(None, HANDLE_BYTES) and ".." not in text and text[0] != "-"
 
 
+@lru_cache(maxsize=64)
 def check(text: str) -> str:
     """The handle itself. :raises BadHandle: it is none; the text quotes it, the hint has the rule."""
     if is_handle(text):

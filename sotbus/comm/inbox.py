@@ -24,29 +24,47 @@ if TYPE_CHECKING:
 TAIL_BLOCK_BYTES = 4096
 """How much is read at a time when the last newline before a torn tail is looked for."""
 
+APPEND_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT
+
 SCAN_BLOCK_BYTES = 1 << 20
 """How much is read at a time when lines are counted from the start."""
 
 
+class MovedError(FilingFailed):
+    """The inbox lies on another file system than the one whose lock manager was asked; nothing was appended."""
+
+    def __init__(self) -> None:
+        super().__init__("the append failed: the inbox folder has moved to another file system; send again")
+
+
 class Inbox:
-    """A handle's inbox and its lock, under a lock manager's identity (it decides how the lock is waited for)."""
+    """A handle's inbox and its lock, under a lock manager's identity (it decides how the lock is waited for).
 
-    __slots__ = ("folder", "handle", "polling")
+    :param on_cut: told, once the lock is released, how many bytes of a dead writer's torn tail an append cut first,
+        also where that append failed.
+    :param device: the file system that the identity is about (``st_dev``), -1 for whichever it is.
+    """
 
-    def __init__(self, folder: Folder, handle: str, identity: str) -> None:
+    __slots__ = ("device", "folder", "handle", "lock_path", "on_cut", "path", "polling")
+
+    def __init__(
+        self, folder: Folder, handle: str, identity: str, on_cut: Callable[[int], object] = int, device: int = -1
+    ) -> None:
         self.folder = folder
         self.handle = handle
+        self.path = folder.inbox(handle)
+        self.lock_path = folder.inbox_lock(handle)
         self.polling = identity.startswith(NFS4)
+        self.on_cut = on_cut
+        self.device = device
 
     def __repr__(self) -> str:
         return f"<Inbox @{self.handle} in {self.folder.root}>"
 
-    def append(self, line: bytes, bound_s: float, on_cut: Callable[[int], object] = int) -> None:
+    def append(self, line: bytes, bound_s: float) -> None:
         """File one line (with its newline).
 
         :param bound_s: how long to wait for the inbox lock, in seconds.
-        :param on_cut: told, once the lock is released, how many bytes of a dead writer's torn tail were cut first, also
-            where the append failed.
 
         *Durability*: when this returns, the line is whole on disk (fdatasync; for a first line the folder too).
         *Errors*: :class:`InboxLockHeld` past the bound; :class:`FilingFailed` for anything the system refuses: the file
@@ -54,9 +72,7 @@ class Inbox:
         *Cancellation*: an exception that arrives meanwhile (KeyboardInterrupt) cuts the line back too.
         """
         try:
-            lock = flock.acquire(
-                self.folder.inbox_lock(self.handle), exclusive=True, bound_s=bound_s, polling=self.polling
-            )
+            lock = flock.acquire(self.lock_path, exclusive=True, bound_s=bound_s, polling=self.polling)
         except flock.LockTimeoutError:
             raise InboxLockHeld(
                 f"the inbox lock for @{self.handle} was held for {bound_s:g}s — nothing was appended"
@@ -69,16 +85,19 @@ class Inbox:
                 self._append_locked(line, cut)
         finally:
             if cut:
-                on_cut(cut[0])
+                self.on_cut(cut[0])
 
     def _append_locked(self, line: bytes, cut: list[int]) -> None:
         """The steps between lock and release: open, cut a torn tail, write whole, sync, close."""
         try:
-            fd = os.open(self.folder.inbox(self.handle), os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
+            fd = os.open(self.path, APPEND_FLAGS, PRIVATE_FILE)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         try:
-            length = os.lseek(fd, 0, os.SEEK_END)
+            there = os.fstat(fd)
+            if there.st_dev != self.device and self.device != -1:
+                raise MovedError
+            length = there.st_size
             kept = end_of_last_line(fd, length)
             if kept != length:
                 os.ftruncate(fd, kept)
@@ -113,9 +132,7 @@ class Inbox:
         *Errors*: :class:`InboxBusy` past the bound (in seconds); OSError for any other lock fault.
         """
         try:
-            return flock.acquire(
-                self.folder.inbox_lock(self.handle), exclusive=False, bound_s=bound_s, polling=self.polling
-            )
+            return flock.acquire(self.lock_path, exclusive=False, bound_s=bound_s, polling=self.polling)
         except flock.LockTimeoutError:
             raise InboxBusy(
                 f"the inbox for @{self.handle} is being written — nothing was read; run comm-poll.sh again"

@@ -11,20 +11,17 @@ LIVE_S = 600
 """A handle is live while its stamp is younger than this, in seconds."""
 
 
-@lru_cache(maxsize=4)
-def _oldest_live(now_s: int) -> str:
-    """The newest stamp that is not live any more."""
-    return stamp(now_s - LIVE_S)
-
-
 def is_live(last_seen: object, now_s: float | None = None) -> bool:
     """Against this reader's clock. A stamp in the future is live; what has not a stamp's shape is not.
 
     :param now_s: seconds since the epoch; the present by default.
     """
-    if not isinstance(last_seen, str) or not is_stamp(last_seen):
-        return False
-    return last_seen > _oldest_live(int(time.time() if now_s is None else now_s))
+    return isinstance(last_seen, str) and _is_live(last_seen, int(time.time() if now_s is None else now_s))
+
+
+@lru_cache(maxsize=64)
+def _is_live(last_seen: str, now_s: int) -> bool:
+    return is_stamp(last_seen) and last_seen > stamp(now_s - LIVE_S)
 
 
 def age_s(text: object, now_s: float | None = None) -> int | None:

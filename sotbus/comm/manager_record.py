@@ -171,20 +171,21 @@ class WriterGate:
     """:func:`writer_identity`, asked before each filing, with the answer kept for as long as it must be the same.
 
     A remount changes the answer at once: the kernel marks an open mountinfo when the mount table changes
-    (proc_pid_mountinfo(5)). So does another record, or another folder in the inboxes' place. An NFS folder's facts may
-    be stale here, so they are asked afresh each time, and so is everything where the mounts cannot be watched.
+    (proc_pid_mountinfo(5)). So does another record. Only a local disk's answer is kept: elsewhere, and where the mounts
+    cannot be watched, everything is asked afresh. ``device`` is the file system that a local disk's answer is about: an
+    append checks that the inbox it opened lies there, or forgets the answer.
 
     Not to be shared between threads.
     """
 
-    __slots__ = ("_answer", "_facts", "_inboxes", "_poll", "_record", "_watched", "box", "folder", "stand_in")
+    __slots__ = ("_answer", "_facts", "_poll", "_record", "_watched", "box", "device", "folder", "stand_in")
 
     def __init__(self, folder: Folder, box: Box, *, stand_in: bool) -> None:
         self.folder = folder
         self.box = box
         self.stand_in = stand_in
-        self._inboxes = folder.inboxes
         self._record = folder.manager_record
+        self.device = -1
         self._answer = ""
         self._facts: object = None
         self._watched: int | None = None
@@ -205,18 +206,24 @@ class WriterGate:
         self._watch()
         before = self._look()
         answer = writer_identity(self.folder, self.box, stand_in=self.stand_in)
-        if self._poll is not None and answer.startswith(("local ", "none@")) and before == self._look():
-            self._answer, self._facts = answer, before
+        self.device = -1
+        if answer.startswith("local "):
+            self.device = os.stat(self.folder.inboxes).st_dev
+            if self._poll is not None and before == self._look():
+                self._answer, self._facts = answer, before
         return answer
+
+    def forget(self) -> None:
+        """Ask everything afresh the next time."""
+        self._answer = ""
 
     def _look(self) -> object:
         """What the answer rests on besides the mounts, or None where it cannot be told."""
         try:
-            inboxes = os.stat(self._inboxes)
             record = os.stat(self._record)
         except OSError:
             return None
-        return inboxes.st_dev, inboxes.st_ino, record.st_dev, record.st_ino, record.st_ctime_ns, record.st_size
+        return record.st_dev, record.st_ino, record.st_ctime_ns, record.st_size
 
     def _mounts_changed(self) -> bool:
         return self._poll is None or bool(self._poll.poll(0))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sotbus import message
 from sotbus.comm import handles
-from sotbus.comm.inbox import Inbox
+from sotbus.comm.inbox import Inbox, MovedError
 from sotbus.comm.liveness import is_live
 from sotbus.comm.registry import entry_of, text_of
 from sotbus.errors import NoLiveSession, NotHere, NotJoined, RegistryUnreadable, SotbusError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from sotbus.comm.client import Client
@@ -24,10 +24,11 @@ class Outbox:
     *Errors* of the constructor: :class:`NotJoined` (and GateRefused) with the page's words; nothing was sent.
     """
 
-    __slots__ = ("agents", "client", "sender")
+    __slots__ = ("_inboxes", "_repo", "agents", "client", "sender")
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._inboxes: dict[tuple[str, str, int], Inbox] = {}
         try:
             self.agents: dict[str, Any] = client.registry.agents()
         except RegistryUnreadable as error:
@@ -37,6 +38,7 @@ class Outbox:
                 hint=error.hint,
             ) from error
         self.sender: SelfFile = client.identity(self.agents, adopt=True)
+        self._repo = message.unicode_of(self.sender.repo)
         me = self.sender.handle
         if me not in self.agents:
             raise NotJoined(
@@ -71,15 +73,25 @@ class Outbox:
                 "live for ten minutes after its last command, and while a node watches it",
             )
         now = message.stamp(client.clock())
-        line = message.encode(
-            self.sender.handle, "" if broadcast else to, message.unicode_of(self.sender.repo), text, now
-        )
-        inbox = Inbox(client.folder, to, client.writer_gate.identity())
+        line = message.encode(self.sender.handle, "" if broadcast else to, self._repo, text, now)
+        try:
+            self._inbox(to).append(line, client.settings.inbox_lock_wait_s)
+        except MovedError:
+            client.writer_gate.forget()
+            raise
 
-        def on_cut(cut: int) -> None:
-            client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
+    def _inbox(self, to: str) -> Inbox:
+        """The recipient's inbox, under the lock manager that holds at this moment. *Errors*: FilingFailed."""
+        gate = self.client.writer_gate
+        key = to, gate.identity(), gate.device
+        inbox = self._inboxes.get(key)
+        if inbox is None:
 
-        inbox.append(line, client.settings.inbox_lock_wait_s, on_cut)
+            def on_cut(cut: int) -> None:
+                self.client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
+
+            inbox = self._inboxes[key] = Inbox(self.client.folder, to, key[1], on_cut, key[2])
+        return inbox
 
     def broadcast(self, text: str) -> Iterator[tuple[str, SotbusError | None]]:
         """File a copy for every other handle; yields each handle and why it was not filed, or None."""
@@ -94,10 +106,12 @@ class Outbox:
                 yield to, None
 
 
-def touch(client: Client, handle: str) -> None:
+def touch(client: Client, handle: str, agents: Mapping[str, Any] | None = None) -> None:
     """Stamp ``last_seen`` of a handle that is listed: best effort, silent, bounded (sot-comm v1, Bounds).
 
     Skipped where the stamp of this very second stands already: the write would change nothing.
+
+    :param agents: the registry's entries, where the caller has read them just now.
     """
     now = message.stamp(client.clock())
 
@@ -109,7 +123,7 @@ def touch(client: Client, handle: str) -> None:
         return True
 
     try:
-        entry = entry_of(client.registry.agents(), handle)
+        entry = entry_of(client.registry.agents() if agents is None else agents, handle)
         if entry is not None and entry.get("last_seen") != now:
             client.registry.update(change, client.settings.touch_wait_s)
     except (SotbusError, OSError):

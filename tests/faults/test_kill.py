@@ -369,8 +369,9 @@ def test_a_line_that_was_filed_outlives_a_kill_and_a_torn_tail_does_not(
         torn = check_inbox(world, "b-vm", before, "killed", filed)
         assert torn in (b"", tail)
         cut: list[int] = []
+        inbox.on_cut = cut.append
         said = by_another_process(
-            lambda: inbox.append(line_to("b-vm", "again"), BOUND_S, cut.append),
+            lambda: inbox.append(line_to("b-vm", "again"), BOUND_S),
             lambda: cut,
         )
         assert said == f"None\n{[len(torn)] if torn else []}"

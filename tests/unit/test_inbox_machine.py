@@ -104,7 +104,8 @@ class InboxMachine(RuleBasedStateMachine):
     def append(self, kind: str, size: int) -> None:
         line = self.next_line(kind, size)
         cuts: list[int] = []
-        self.inbox.append(line.data + b"\n", 1, cuts.append)
+        self.inbox.on_cut = cuts.append
+        self.inbox.append(line.data + b"\n", 1)
         assert cuts == ([len(self.torn)] if self.torn else [])
         self.torn = b""
         self._filed(line)
