@@ -136,3 +136,9 @@ class NeedsNode(SotbusError):
     """The request needs this box's node, and none can be reached."""
 
     code = "unavailable"
+
+
+class PluginError(SotbusError):
+    """A plugin cannot be loaded, or raised what its contract does not allow; the text names it and its distribution."""
+
+    code = "internal"

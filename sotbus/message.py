@@ -64,15 +64,19 @@ def too_large(size: int, max_bytes: int, *, at_least: bool = False) -> TooLarge:
     return TooLarge(f"too_large: the text has {more}{size} bytes and the limit is {max_bytes}; nothing was sent")
 
 
+@lru_cache(maxsize=64)
+def _head(sender: str, to: str, repo: str) -> str:
+    """The line up to its text: the same for every message between two sessions."""
+    quoted = encode_basestring
+    return f'{{"from":{quoted(sender)},"to":{quoted(to)},"repo":{quoted(repo)},"msg":'
+
+
 def encode(sender: str, to: str, repo: str, text: str, ts: str) -> bytes:
     """The five keys in the page's order, compact, raw UTF-8, and a newline.
 
     :param to: the recipient's handle, or ``""`` for a broadcast copy.
     """
-    quoted = encode_basestring
-    line = (
-        f'{{"from":{quoted(sender)},"to":{quoted(to)},"repo":{quoted(repo)},"msg":{quoted(text)},"ts":{quoted(ts)}}}\n'
-    )
+    line = f'{_head(sender, to, repo)}{encode_basestring(text)},"ts":{encode_basestring(ts)}}}\n'
     return line.encode("utf-8")
 
 

@@ -7,7 +7,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from sotbus.comm.lock_manager import Factory
 
 UNKNOWN = "-"
 """How a lock record writes a field that cannot be read; it never equals anything (sot-comm v1, The registry lock)."""
@@ -41,9 +43,11 @@ class Box:
     :param boot_id: the kernel's boot id, or None.
     :param mountinfo_path: where the mounts are listed (proc_pid_mountinfo(5)).
     :param proc: the proc file system's mount point.
+
+    ``lock_managers`` are asked in order for a mount's lock manager; empty means the page's own rules.
     """
 
-    __slots__ = ("boot_id", "declared_host", "machine_id", "mountinfo_path", "proc", "raw_host")
+    __slots__ = ("boot_id", "declared_host", "lock_managers", "machine_id", "mountinfo_path", "proc", "raw_host")
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Box:
         self.boot_id = boot_id
         self.mountinfo_path = mountinfo_path
         self.proc = proc
+        self.lock_managers: Sequence[Factory] = ()
 
     def __repr__(self) -> str:
         return f"<Box {self.declared_host} machine={self.machine_id or UNKNOWN}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from sotbus.comm.mounts import LOCAL_FILE_SYSTEMS, mount_of, stale_read_reason
 
@@ -11,6 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sotbus.comm.box import Box
     from sotbus.comm.mounts import Mount
+
+NONE = "none"
+"""The identity of a machine without a machine id; it never matches anything, itself included."""
 
 NFS4 = "nfs4 "
 """What the identity of an NFS v4 mount begins with; its locks are tried, not waited for (sot-comm v1, The inbox)."""
@@ -30,23 +32,6 @@ def identity_of(mount: Mount | None, machine_id: str | None) -> str:
         if mount.fstype in LOCAL_FILE_SYSTEMS and machine_id:
             return f"local {machine_id}"
     return f"none@{machine_id}" if machine_id else "none"
-
-
-def inbox_identity(inbox_folder: str, box: Box) -> str | None:
-    """This box's lock manager for an inbox folder that exists; None where it cannot be told.
-
-    Read afresh at each call: a remount changes it. macOS and Windows have no mountinfo and are always ``none@``.
-    """
-    if sys.platform != "linux":
-        return identity_of(None, box.machine_id)
-    try:
-        path = os.path.realpath(inbox_folder, strict=True)
-    except OSError:
-        return None
-    text = box.mountinfo()
-    if text is None:
-        return None
-    return identity_of(mount_of(path, text), box.machine_id)
 
 
 def fresh_read_doubt(folder: str, box: Box) -> str | None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack
 
 from sotbus.comm import flock
 from sotbus.comm.cursor import Cursor, cksum
 from sotbus.comm.folder import PRIVATE_FILE, close_quietly, open_regular, sync_folder, write_whole
-from sotbus.comm.identity import NFS4
 from sotbus.errors import FilingFailed, InboxBusy, InboxLockHeld
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from sotbus.comm.folder import Folder
+    from sotbus.comm.lock_manager import LockManager
     from sotbus.comm.offset_hint import Hint
 
 TAIL_BLOCK_BYTES = 4096
@@ -38,23 +40,23 @@ class MovedError(FilingFailed):
 
 
 class Inbox:
-    """A handle's inbox and its lock, under a lock manager's identity (it decides how the lock is waited for).
+    """A handle's inbox and its lock, under a lock manager.
 
     :param on_cut: told, once the lock is released, how many bytes of a dead writer's torn tail an append cut first,
         also where that append failed.
-    :param device: the file system that the identity is about (``st_dev``), -1 for whichever it is.
+    :param device: the file system that the manager was asked about (``st_dev``), -1 for whichever it is.
     """
 
-    __slots__ = ("device", "folder", "handle", "lock_path", "on_cut", "path", "polling")
+    __slots__ = ("device", "folder", "handle", "lock_path", "manager", "on_cut", "path")
 
     def __init__(
-        self, folder: Folder, handle: str, identity: str, on_cut: Callable[[int], object] = int, device: int = -1
+        self, folder: Folder, handle: str, manager: LockManager, on_cut: Callable[[int], object] = int, device: int = -1
     ) -> None:
         self.folder = folder
         self.handle = handle
         self.path = folder.inbox(handle)
         self.lock_path = folder.inbox_lock(handle)
-        self.polling = identity.startswith(NFS4)
+        self.manager = manager
         self.on_cut = on_cut
         self.device = device
 
@@ -72,7 +74,8 @@ class Inbox:
         *Cancellation*: an exception that arrives meanwhile (KeyboardInterrupt) cuts the line back too.
         """
         try:
-            lock = flock.acquire(self.lock_path, exclusive=True, bound_s=bound_s, polling=self.polling)
+            lock = self.manager.hold(self.lock_path, True, bound_s)
+            lock.__enter__()  # a manager may take the lock here or in hold; both belong to this try
         except flock.LockTimeoutError:
             raise InboxLockHeld(
                 f"the inbox lock for @{self.handle} was held for {bound_s:g}s — nothing was appended"
@@ -81,9 +84,9 @@ class Inbox:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         cut: list[int] = []
         try:
-            with lock:
-                self._append_locked(line, cut)
+            self._append_locked(line, cut)
         finally:
+            lock.__exit__(None, None, None)
             if cut:
                 self.on_cut(cut[0])
 
@@ -126,13 +129,15 @@ class Inbox:
                 ) from error
             raise
 
-    def locked_for_reading(self, bound_s: float) -> flock.FileLock:
+    def locked_for_reading(self, bound_s: float) -> AbstractContextManager[object]:
         """The shared lock that a reader on a box that appends itself counts and reads under.
 
         *Errors*: :class:`InboxBusy` past the bound (in seconds); OSError for any other lock fault.
         """
+        held = ExitStack()
         try:
-            return flock.acquire(self.lock_path, exclusive=False, bound_s=bound_s, polling=self.polling)
+            held.enter_context(self.manager.hold(self.lock_path, False, bound_s))
+            return held
         except flock.LockTimeoutError:
             raise InboxBusy(
                 f"the inbox for @{self.handle} is being written — nothing was read; run comm-poll.sh again"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
 from sotbus.comm.folder import remove_quietly, touch_folder
-from sotbus.comm.identity import inbox_identity
+from sotbus.comm.identity import NONE
+from sotbus.comm.lock_manager import inbox_lock_manager
 from sotbus.comm.registry import read_file, write_synced
 from sotbus.errors import FilingFailed
 
@@ -17,13 +19,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sotbus.comm.box import Box
     from sotbus.comm.folder import Folder
-
-NONE = "none"
-"""The identity of a machine without a machine id; it never matches anything, itself included."""
+    from sotbus.comm.lock_manager import LockManager
 
 CREATED = "created"
 CURRENT = "current"
 REPLACED = "replaced"
+
+
+RECENT_S = 0.05
+"""How long an answer about a local disk is simply kept, in seconds: far less than the wait for the inbox lock, up to
+two seconds, that may follow the question in any case."""
 
 
 class ManagerRecord:
@@ -55,6 +60,12 @@ def allows(record: ManagerRecord | None, own: str | None) -> bool:
     return record is not None and own not in (None, "", NONE) and record.manager == own
 
 
+def own_identity(folder: Folder, box: Box) -> str | None:
+    """The identity of this box's lock manager for the folder's inboxes, None where it cannot be told."""
+    manager = inbox_lock_manager(folder.inboxes, box)
+    return manager.identity if manager is not None else None
+
+
 def establish(folder: Folder, box: Box, *, replace: bool) -> str:
     """The hub's rule at its start: create the record, keep the current one, or replace one of this machine's own.
 
@@ -65,7 +76,7 @@ def establish(folder: Folder, box: Box, *, replace: bool) -> str:
     *Durability*: the record is synced before it is linked or renamed into place.
     *Errors*: :class:`FilingFailed` with the page's recovery where the record is another machine's, or cannot be made.
     """
-    own = inbox_identity(folder.inboxes, box)
+    own = own_identity(folder, box)
     try:
         record = read(folder)
         if record is None and own not in (None, NONE):
@@ -137,7 +148,7 @@ def refusal(folder: Folder, box: Box, own: str | None, record: ManagerRecord | N
     )
 
 
-def writer_identity(folder: Folder, box: Box, *, stand_in: bool) -> str:
+def writer_manager(folder: Folder, box: Box, *, stand_in: bool) -> LockManager:
     """The lock manager under which this process may append to the folder's inboxes.
 
     :param stand_in: make the record where there is none, as the hub would (decisions, sot-comm 1).
@@ -145,19 +156,20 @@ def writer_identity(folder: Folder, box: Box, *, stand_in: bool) -> str:
     *Errors*: :class:`FilingFailed` with the page's words for a command line that may not; the hint says why and how it
     is mended.
     """
-    own = inbox_identity(folder.inboxes, box)
+    manager = inbox_lock_manager(folder.inboxes, box)
+    own = manager.identity if manager is not None else None
     try:
         record = read(folder)
     except OSError as error:
         reason = f"the inbox lock record at {folder.manager_record} cannot be read: {error.strerror or error}"
     else:
-        if own is not None and allows(record, own):
-            return own
+        if manager is not None and allows(record, own):
+            return manager
         reason = refusal(folder, box, own, record)
-        if record is None and stand_in and own is not None and own != NONE:
+        if record is None and stand_in and manager is not None and own != NONE:
             try:
                 establish(folder, box, replace=False)
-                return own
+                return manager
             except FilingFailed as error:
                 reason = str(error)
         elif record is not None and box.machine_id and record.writer == box.machine_id:
@@ -168,7 +180,7 @@ def writer_identity(folder: Folder, box: Box, *, stand_in: bool) -> str:
 
 
 class WriterGate:
-    """:func:`writer_identity`, asked before each filing, with the answer kept for as long as it must be the same.
+    """:func:`writer_manager`, asked before each filing, with the answer kept for as long as it must be the same.
 
     A remount changes the answer at once: the kernel marks an open mountinfo when the mount table changes
     (proc_pid_mountinfo(5)). So does another record. Only a local disk's answer is kept: elsewhere, and where the mounts
@@ -178,7 +190,18 @@ class WriterGate:
     Not to be shared between threads.
     """
 
-    __slots__ = ("_answer", "_facts", "_poll", "_record", "_watched", "box", "device", "folder", "stand_in")
+    __slots__ = (
+        "_answer",
+        "_asked_at",
+        "_facts",
+        "_poll",
+        "_record",
+        "_watched",
+        "box",
+        "device",
+        "folder",
+        "stand_in",
+    )
 
     def __init__(self, folder: Folder, box: Box, *, stand_in: bool) -> None:
         self.folder = folder
@@ -186,28 +209,35 @@ class WriterGate:
         self.stand_in = stand_in
         self._record = folder.manager_record
         self.device = -1
-        self._answer = ""
+        self._answer: LockManager | None = None
+        self._asked_at = 0.0
         self._facts: object = None
         self._watched: int | None = None
         self._poll: select.poll | None = None
 
     def __repr__(self) -> str:
-        return f"<WriterGate {self._answer or 'not asked'}>"
+        return f"<WriterGate {self._answer.identity if self._answer else 'not asked'}>"
 
     def __del__(self) -> None:
         if self._watched is not None:
             os.close(self._watched)
 
-    def identity(self) -> str:
-        """The lock manager to append under. *Errors*: :class:`FilingFailed`, as :func:`writer_identity`."""
-        if self._answer and not self._mounts_changed() and self._facts == self._look():
-            return self._answer
-        self._answer = ""
+    def manager(self) -> LockManager:
+        """The lock manager to append under. *Errors*: :class:`FilingFailed`, as :func:`writer_manager`."""
+        now = time.monotonic()
+        if self._answer is not None:
+            if now < self._asked_at + RECENT_S:
+                return self._answer
+            if not self._mounts_changed() and self._facts == self._look():
+                self._asked_at = now
+                return self._answer
+        self._answer = None
+        self._asked_at = now
         self._watch()
         before = self._look()
-        answer = writer_identity(self.folder, self.box, stand_in=self.stand_in)
+        answer = writer_manager(self.folder, self.box, stand_in=self.stand_in)
         self.device = -1
-        if answer.startswith("local "):
+        if answer.identity.startswith("local "):
             self.device = os.stat(self.folder.inboxes).st_dev
             if self._poll is not None and before == self._look():
                 self._answer, self._facts = answer, before
@@ -215,7 +245,7 @@ class WriterGate:
 
     def forget(self) -> None:
         """Ask everything afresh the next time."""
-        self._answer = ""
+        self._answer = None
 
     def _look(self) -> object:
         """What the answer rests on besides the mounts, or None where it cannot be told."""
@@ -241,13 +271,13 @@ class WriterGate:
         self._poll.register(self._watched, select.POLLERR | select.POLLPRI)
 
 
-def reads_under_lock(folder: Folder, box: Box) -> str | None:
+def reads_under_lock(folder: Folder, box: Box) -> LockManager | None:
     """The lock manager under whose shared lock this process reads, or None where it reads without one.
 
     *Errors*: OSError where the record cannot be read.
     """
-    own = inbox_identity(folder.inboxes, box)
+    manager = inbox_lock_manager(folder.inboxes, box)
     record = read(folder)
-    if own in (None, NONE) or (record is not None and not allows(record, own)):
+    if manager is None or manager.identity == NONE or (record is not None and not allows(record, manager.identity)):
         return None
-    return own
+    return manager

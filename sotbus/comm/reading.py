@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 from sotbus import message
 from sotbus.comm import cursor, offset_hint
@@ -13,6 +14,7 @@ from sotbus.errors import SotbusError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from sotbus.comm.client import Client
 
@@ -26,24 +28,22 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
     """
     folder = client.folder
     there = os.path.lexists(folder.inbox(handle))
-    lock = None
+    lock: AbstractContextManager[object] = nullcontext()
     try:
-        identity = reads_under_lock(folder, client.box) if there else None
-        if identity is not None:
-            lock = Inbox(folder, handle, identity).locked_for_reading(client.settings.inbox_read_wait_s)
+        manager = reads_under_lock(folder, client.box) if there else None
+        if manager is not None:
+            lock = Inbox(folder, handle, manager).locked_for_reading(client.settings.inbox_read_wait_s)
     except OSError as error:
         warn(
             f"WARNING: the inbox lock for @{handle} failed ({error.errno}: {error.strerror}) — reading without it; "
             "a line may show twice, none is lost"
         )
-    try:
-        before = cursor.read(folder.cursor(handle))
-        seen = look(folder.inbox(handle), before, offset_hint.read(folder, handle))
-    except OSError as error:
-        raise SotbusError(f"the inbox of @{handle} cannot be read: {error.strerror or error}") from error
-    finally:
-        if lock is not None:
-            lock.release()
+    with lock:
+        try:
+            before = cursor.read(folder.cursor(handle))
+            seen = look(folder.inbox(handle), before, offset_hint.read(folder, handle))
+        except OSError as error:
+            raise SotbusError(f"the inbox of @{handle} cannot be read: {error.strerror or error}") from error
     seen.cursor = before
     if seen.cut_back:
         client.notify(f"note: the last line read from @{handle}'s inbox was cut back; reading from the line before it")

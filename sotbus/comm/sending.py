@@ -83,14 +83,15 @@ class Outbox:
     def _inbox(self, to: str) -> Inbox:
         """The recipient's inbox, under the lock manager that holds at this moment. *Errors*: FilingFailed."""
         gate = self.client.writer_gate
-        key = to, gate.identity(), gate.device
+        manager = gate.manager()
+        key = to, manager.identity, gate.device
         inbox = self._inboxes.get(key)
         if inbox is None:
 
             def on_cut(cut: int) -> None:
                 self.client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
 
-            inbox = self._inboxes[key] = Inbox(self.client.folder, to, key[1], on_cut, key[2])
+            inbox = self._inboxes[key] = Inbox(self.client.folder, to, manager, on_cut, key[2])
         return inbox
 
     def broadcast(self, text: str) -> Iterator[tuple[str, SotbusError | None]]:

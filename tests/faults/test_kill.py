@@ -36,6 +36,7 @@ from sotbus.comm import cursor, manager_record, membership, offset_hint, reading
 from sotbus.comm.client import Client
 from sotbus.comm.holder import DEAD, judge, own_record, parse
 from sotbus.comm.inbox import Inbox, look
+from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.registry import Registry
 from sotbus.comm.registry_lock import RegistryLock, link_record
 from sotbus.errors import NotJoined
@@ -354,7 +355,7 @@ def check_self_files(content: Mapping[str, bytes]) -> list[bool]:
 def test_a_line_that_was_filed_outlives_a_kill_and_a_torn_tail_does_not(
     world: World, name: str, before: list[str], tail: bytes | None, cut: list[str]
 ) -> None:
-    inbox = Inbox(world.folder, "b-vm", LOCAL)
+    inbox = Inbox(world.folder, "b-vm", FlockManager(LOCAL))
     old = b"".join(line_to("b-vm", text) for text in before)
 
     def prepare() -> None:
@@ -530,7 +531,7 @@ def test_the_lock_managers_record_is_whole_or_the_old_one(world: World, name: st
         assert point.answered is None or (point.answered, found) == (done, RECORD)
         assert by_another_process(establish) == (manager_record.CURRENT if found == RECORD else done)
         assert record.read_bytes() == RECORD
-        assert manager_record.writer_identity(world.folder, box, stand_in=False) == LOCAL
+        assert manager_record.writer_manager(world.folder, box, stand_in=False).identity == LOCAL
         check_what_lies_about(world)
 
     survive(name, establish, prepare=prepare, check=check, calls=["write", "fsync", put, "answer"])
@@ -634,7 +635,7 @@ def check_poll(world: World, client: Client, counted: int, shown: list[str]) -> 
     """
     before = texts(lines_of(world, "a-vm")[0])
     at = check_cursor(world, "a-vm", counted + len(shown))
-    inbox = Inbox(world.folder, "a-vm", LOCAL)
+    inbox = Inbox(world.folder, "a-vm", FlockManager(LOCAL))
 
     def again() -> str:
         said: list[str] = []

@@ -12,7 +12,7 @@ from world import World
 
 from sotbus.comm import cursor, offset_hint
 from sotbus.comm.folder import Folder
-from sotbus.comm.identity import inbox_identity
+from sotbus.comm.lock_manager import inbox_lock_manager
 from sotbus.comm.inbox import Inbox
 from sotbus.comm.manager_record import establish
 from sotbus.errors import FolderError
@@ -183,7 +183,9 @@ def test_everything_that_is_written_is_private_even_under_umask_0(world: World) 
     registry = world.client("a").registry
     registry.create()
     establish(world.folder, box, replace=False)
-    Inbox(world.folder, "b", str(inbox_identity(world.folder.inboxes, box))).append(b"{}\n", 1)
+    manager = inbox_lock_manager(world.folder.inboxes, box)
+    assert manager is not None
+    Inbox(world.folder, "b", manager).append(b"{}\n", 1)
     cursor.write(world.folder.cursor("b"), b"1 2-3")
     offset_hint.write(world.folder, "b", offset_hint.Hint(1, 1, 0, 3, "2-3"))
     seen: dict[str, int] = {}

@@ -22,6 +22,7 @@ from sotbus import message
 from sotbus.comm import cursor, flock, inbox, offset_hint
 from sotbus.comm.cursor import Cursor, cksum
 from sotbus.comm.inbox import Inbox, Look, MovedError, end_of_last_line, look
+from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.offset_hint import Hint
 from sotbus.comm.settings import Settings
 from sotbus.errors import EX_TRY_AGAIN, FilingFailed, InboxBusy, InboxLockHeld
@@ -35,7 +36,7 @@ LINE = b'{"from":"a","to":"b","repo":"r","msg":"hello","ts":"2026-05-29T18:04:00
 def box(world: World) -> Inbox:
     """The inbox of ``b``, which is not there yet."""
     world.folder.ensure()
-    return Inbox(world.folder, "b", LOCAL)
+    return Inbox(world.folder, "b", FlockManager(LOCAL))
 
 
 def path_of(box: Inbox) -> Path:
@@ -395,7 +396,7 @@ def test_past_the_bound_nothing_is_appended(
         patch.setattr(time, "monotonic", lambda: now[0])
         patch.setattr(time, "sleep", sleep)
         with pytest.raises(InboxLockHeld) as caught:
-            Inbox(world.folder, "b", NFS4).append(LINE, bound_s)
+            Inbox(world.folder, "b", FlockManager(NFS4)).append(LINE, bound_s)
     assert str(caught.value) == f"the inbox lock for @b was held for {said} — nothing was appended"
     assert now[0] == pytest.approx(100 + bound_s)
     assert not path_of(box).exists()
@@ -416,7 +417,7 @@ def test_a_local_lock_is_waited_for_no_longer_either(world: World, box: Inbox) -
     ("identity", "polling"), [(NFS4, True), (LOCAL, False), (f"none@{MACHINE}", False), ("nfs4x", False)]
 )
 def test_only_an_nfs4_manager_is_polled(identity: str, polling: bool, world: World) -> None:
-    assert Inbox(world.folder, "b", identity).polling is polling
+    assert FlockManager(identity).polling is polling
 
 
 @pytest.mark.spec("S73")

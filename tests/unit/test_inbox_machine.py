@@ -27,6 +27,7 @@ from sotbus import message
 from sotbus.comm import offset_hint
 from sotbus.comm.cursor import cksum
 from sotbus.comm.inbox import Inbox
+from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.reading import advance, look_at, unread
 from sotbus.errors import FilingFailed
 
@@ -51,7 +52,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.world = World(self.base)
         self.world.folder.ensure()
         self.client = self.world.client("b")
-        self.inbox = Inbox(self.world.folder, "b", f"local {MACHINE}")
+        self.inbox = Inbox(self.world.folder, "b", FlockManager(f"local {MACHINE}"))
         self.path = Path(self.world.folder.inbox("b"))
         self.cursor = Path(self.world.folder.cursor("b"))
         self.patches = [

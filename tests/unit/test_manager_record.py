@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from sotbus.comm.manager_record import (
     allows,
     establish,
     reads_under_lock,
-    writer_identity,
+    writer_manager,
 )
 from sotbus.errors import FilingFailed
 
@@ -103,7 +104,7 @@ def test_a_hub_records_its_manager_and_its_machine(mount: str, manager: str, fol
     assert folder.path.read_text() == f"{manager}\n{MACHINE}\n"
     assert folder.path.stat().st_mode & 0o777 == 0o600
     assert folder.leaves() == {"inbox-lock-manager"}
-    assert writer_identity(folder.folder, folder.world.box(), stand_in=False) == manager
+    assert writer_manager(folder.folder, folder.world.box(), stand_in=False).identity == manager
 
 
 @pytest.mark.spec("S6", "S66")
@@ -195,7 +196,7 @@ def test_a_machine_without_an_id_writes_no_record_and_never_appends(
     )
     assert folder.path.exists() is (record is not None)
     with pytest.raises(FilingFailed):
-        writer_identity(folder.folder, box, stand_in=True)
+        writer_manager(folder.folder, box, stand_in=True)
     assert folder.path.exists() is (record is not None)
 
 
@@ -344,19 +345,19 @@ def test_a_process_appends_only_under_its_own_manager_and_never_under_none(
 @pytest.mark.spec("S62", "S63")
 def test_a_reader_of_the_record_takes_only_line_1(folder: Folder) -> None:
     folder.path.write_text(f"{LOCAL}\n{OTHER}\nand more\n")
-    assert writer_identity(folder.folder, folder.world.box(), stand_in=False) == LOCAL
+    assert writer_manager(folder.folder, folder.world.box(), stand_in=False).identity == LOCAL
 
 
 @pytest.mark.spec("S61", "S66")
 def test_a_command_on_a_fresh_folder_stands_in_for_the_hub(folder: Folder) -> None:
-    assert writer_identity(folder.folder, folder.world.box(), stand_in=True) == LOCAL
+    assert writer_manager(folder.folder, folder.world.box(), stand_in=True).identity == LOCAL
     assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
 
 
 @pytest.mark.spec("S63")
 def test_a_command_that_is_no_stand_in_makes_no_record(folder: Folder) -> None:
     with pytest.raises(FilingFailed) as caught:
-        writer_identity(folder.folder, folder.world.box(), stand_in=False)
+        writer_manager(folder.folder, folder.world.box(), stand_in=False)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == f"no inbox lock record at {folder.path}: restart this daemon to write it"
     assert folder.leaves() == set()
@@ -364,9 +365,9 @@ def test_a_command_that_is_no_stand_in_makes_no_record(folder: Folder) -> None:
 
 @pytest.mark.spec("S63", "S66")
 def test_the_second_box_of_one_folder_is_refused_with_the_recovery(folder: Folder) -> None:
-    writer_identity(folder.folder, folder.world.box(), stand_in=True)
+    writer_manager(folder.folder, folder.world.box(), stand_in=True)
     with pytest.raises(FilingFailed) as caught:
-        writer_identity(folder.folder, folder.world.box("far", OTHER), stand_in=True)
+        writer_manager(folder.folder, folder.world.box("far", OTHER), stand_in=True)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == foreign(folder, LOCAL, f"machine {MACHINE}", f"local {OTHER}")
     assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
@@ -374,10 +375,10 @@ def test_the_second_box_of_one_folder_is_refused_with_the_recovery(folder: Folde
 
 @pytest.mark.spec("S63", "S66")
 def test_a_stand_in_does_not_replace_its_machines_record_after_a_remount(folder: Folder) -> None:
-    writer_identity(folder.folder, folder.world.box(), stand_in=True)
+    writer_manager(folder.folder, folder.world.box(), stand_in=True)
     folder.mount("nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
     with pytest.raises(FilingFailed) as caught:
-        writer_identity(folder.folder, folder.world.box(), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(), stand_in=True)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == (
         f"this hub's inbox lock is now {NFS} but its record says {LOCAL}: "
@@ -388,7 +389,7 @@ def test_a_stand_in_does_not_replace_its_machines_record_after_a_remount(folder:
 @pytest.mark.spec("S63")
 def test_a_box_without_a_machine_id_is_told_how_to_get_one(folder: Folder) -> None:
     with pytest.raises(FilingFailed) as caught:
-        writer_identity(folder.folder, folder.world.box(machine=None), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(machine=None), stand_in=True)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == (
         f"this hub has no machine id, so it cannot own the inbox lock record at {folder.path}: "
@@ -400,7 +401,7 @@ def test_a_box_without_a_machine_id_is_told_how_to_get_one(folder: Folder) -> No
 def test_a_record_that_cannot_be_read_is_a_refusal_with_the_reason(folder: Folder) -> None:
     folder.path.mkdir()
     with pytest.raises(FilingFailed) as caught:
-        writer_identity(folder.folder, folder.world.box(), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(), stand_in=True)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == f"the inbox lock record at {folder.path} cannot be read: it is not a regular file"
 
@@ -416,7 +417,7 @@ def test_a_stand_in_that_loses_the_race_to_another_machine_says_so(
 
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(FilingFailed) as caught:
-        writer_identity(folder.folder, folder.world.box(), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(), stand_in=True)
     assert caught.value.hint == foreign(folder, f"local {OTHER}", f"machine {OTHER}", LOCAL)
 
 
@@ -425,7 +426,9 @@ def test_a_box_that_appends_itself_reads_under_the_lock_and_no_other(folder: Fol
     box = folder.world.box()
     assert reads_under_lock(folder.folder, folder.world.box(machine=None)) is None
     establish(folder.folder, box, replace=True)
-    assert reads_under_lock(folder.folder, box) == LOCAL
+    manager = reads_under_lock(folder.folder, box)
+    assert manager is not None
+    assert manager.identity == LOCAL
     assert reads_under_lock(folder.folder, folder.world.box(machine=OTHER)) is None
     assert reads_under_lock(folder.folder, folder.world.box(machine=None)) is None
     folder.path.unlink()
@@ -437,28 +440,46 @@ def test_a_box_that_appends_itself_reads_under_the_lock_and_no_other(folder: Fol
 # ---- the answer that a sender keeps
 
 
-@pytest.mark.spec("S63", "S66")
-def test_a_kept_answer_ends_with_another_record(folder: Folder) -> None:
+def test_a_kept_answer_is_not_asked_again_within_its_moment_and_is_after_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    assert gate.identity() == gate.identity() == LOCAL
+    gate.manager()  # makes the record
+    gate.manager()
+    folder.path.write_text(f"local {OTHER}\n{OTHER}\n")
+    now += manager_record.RECENT_S * 0.9
+    assert gate.manager().identity == LOCAL
+    now += manager_record.RECENT_S * 0.2
+    with pytest.raises(FilingFailed):
+        gate.manager()
+
+
+@pytest.mark.spec("S63", "S66")
+def test_a_kept_answer_ends_with_another_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_record, "RECENT_S", 0)
+    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
+    assert gate.manager().identity == gate.manager().identity == LOCAL
     folder.path.write_text(f"local {OTHER}\n{OTHER}\n")
     with pytest.raises(FilingFailed):
-        gate.identity()
+        gate.manager()
     folder.path.unlink()
-    assert gate.identity() == LOCAL
+    assert gate.manager().identity == LOCAL
     assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
 
 
 def test_a_kept_answer_asks_for_nothing_while_all_is_the_same(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_record, "RECENT_S", 0)
     gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    gate.identity()
-    gate.identity()
+    gate.manager()
+    gate.manager()
 
     def asked(*args: object, **more: object) -> str:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(manager_record, "writer_identity", asked)
-    assert gate.identity() == LOCAL
+    monkeypatch.setattr(manager_record, "writer_manager", asked)
+    assert gate.manager().identity == LOCAL
     monkeypatch.undo()
 
 
@@ -466,7 +487,7 @@ def test_a_kept_answer_asks_for_nothing_while_all_is_the_same(folder: Folder, mo
 def test_no_answer_is_kept_on_nfs(folder: Folder) -> None:
     folder.mount("nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
     gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    assert gate.identity() == gate.identity() == NFS
+    assert gate.manager().identity == gate.manager().identity == NFS
     folder.mount("nfs4 other.example:/export rw,vers=4.2,local_lock=none")
     with pytest.raises(FilingFailed):
-        gate.identity()
+        gate.manager()

@@ -1,0 +1,12 @@
+"""The hooks of the ``nfs`` plugin."""
+
+from __future__ import annotations
+
+from sotbus.api import FlockManager, Mount, hookimpl
+from sotbus_nfs import lock_manager
+
+
+@hookimpl
+def sotbus_lock_manager(mount: Mount | None, machine_id: str | None) -> FlockManager | None:
+    """``nfs4 <server>:<export>`` for an NFS v4 mount with ``local_lock=none``."""
+    return lock_manager.make(mount, machine_id)
