@@ -7,9 +7,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
-    from sotbus.comm.lock_manager import Factory
+    from sotbus.comm.mounts import Mount
 
 UNKNOWN = "-"
 """How a lock record writes a field that cannot be read; it never equals anything (sot-comm v1, The registry lock)."""
@@ -64,7 +65,7 @@ class Box:
         self.boot_id = boot_id
         self.mountinfo_path = mountinfo_path
         self.proc = proc
-        self.lock_managers: Sequence[Factory] = ()
+        self.lock_managers: Sequence[Callable[[Mount | None, str | None], Any]] = ()
 
     def __repr__(self) -> str:
         return f"<Box {self.declared_host} machine={self.machine_id or UNKNOWN}>"
