@@ -1,21 +1,25 @@
-"""The ready-made delivery into a comm folder: what ``filesystem`` returns, and any lock manager's plugin may."""
+"""The ready-made delivery into a comm folder: what ``filesystem`` and ``nfs`` return, and any plugin may."""
 
 from __future__ import annotations
 
 import os
+import time
 
 import trio
 
 from sotbus import message
 from sotbus.comm import handles
+from sotbus.comm.box import Box
+from sotbus.comm.folder import Folder
 from sotbus.comm.inbox import Inbox
-from sotbus.contracts import Destination, Filing, Inbound, LockManager, Receipt
+from sotbus.comm.lock_manager import inbox_lock_manager
+from sotbus.comm.manager_record import WriterGate
+from sotbus.contracts import BoxFacts, Destination, Filing, Inbound, LockManager, Receipt
+from sotbus.errors import BadRequest, FilingFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sotbus.comm.folder import Folder
 
 DELIVERED = "delivered"
 
@@ -46,6 +50,20 @@ class FolderDelivery:
     def __repr__(self) -> str:
         return f"<FolderDelivery {self.folder.root} of {self.node}>"
 
+    @classmethod
+    def of(cls, facts: BoxFacts, kind: str) -> FolderDelivery | None:
+        """The delivery into this box's comm folder, where its lock manager's identity begins with ``kind``.
+
+        None for a folder on another kind of mount, and for one that is not made yet.
+        """
+        box = Box.here(os.environ, facts.machine_id)
+        folder = Folder(facts.comm_home)
+        manager = inbox_lock_manager(folder.inboxes, box)
+        if manager is None or not manager.identity.startswith(kind):
+            return None
+        gate = WriterGate(folder, box, stand_in=True)
+        return cls(folder, f"{facts.user}.{facts.host}", gate.manager)
+
     def reaches(self, destination: Destination) -> bool:
         """Whether the destination is a handle of this folder's node."""
         return destination.node == self.node and handles.is_handle(destination.mailbox)
@@ -54,19 +72,28 @@ class FolderDelivery:
         """Append the line; the answer comes after the sync.
 
         *Errors*: BadHandle, BadRequest, TooLarge, FilingFailed: not filed, unless its ``outcome_unknown`` is set.
-        *Cancellation*: an append that has begun runs to its end in its thread; its outcome is not told then.
+        *Cancellation*: an append that has begun runs to its end in its thread, and its answer is returned all the same.
         """
         handles.check(filing.to)
+        for name in (filing.sender, filing.repo):
+            if message.unicode_of(name) != name:
+                raise BadRequest(f"{name!r} is not valid Unicode; nothing was sent")
         message.check_text(filing.text, self._max_text_bytes)
-        await trio.to_thread.run_sync(self._append, filing, deadline_s, limiter=self._limiter)
-        return Receipt(DELIVERED, self.folder.inbox(filing.to))
+        deadline = time.monotonic() + deadline_s
+        with trio.move_on_after(max(0.0, deadline_s)):  # ends the wait for a thread; one that runs is waited for
+            await trio.to_thread.run_sync(self._append, filing, deadline, limiter=self._limiter)
+            return Receipt(DELIVERED, self.folder.inbox(filing.to))
+        raise FilingFailed(
+            f"no thread of {self.folder.root} was free within {deadline_s:g}s to append for @{filing.to} — "
+            "nothing was appended"
+        )
 
-    def _append(self, filing: Filing, bound_s: float) -> None:
+    def _append(self, filing: Filing, deadline: float) -> None:
         to = "" if filing.broadcast else filing.to
         line = message.encode(filing.sender, to, filing.repo, filing.text, message.stamp())
         if not os.path.isdir(self.folder.inboxes):
             self.folder.ensure()
-        Inbox(self.folder, filing.to, self._manager()).append(line, bound_s)
+        Inbox(self.folder, filing.to, self._manager()).append(line, max(0.0, deadline - time.monotonic()))
 
     async def serve(self, inbound: Inbound) -> None:
         """Nothing comes in through a folder, whose readers poll; so ``inbound`` is handed nothing."""

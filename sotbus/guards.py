@@ -68,7 +68,10 @@ class GuardedLockManager(_Guard):
     @property
     def identity(self) -> str:
         with self._naming("identity"):
-            return str(self._inner.identity)
+            identity = self._inner.identity
+        if not isinstance(identity, str) or not identity or "\n" in identity:
+            raise PluginError(f"{self.plugin}: its lock manager's identity {identity!r} is not one line of text")
+        return identity
 
     @property
     def proves_fresh_read(self) -> bool:
@@ -135,7 +138,10 @@ class GuardedTransport(_Guard):
 
     async def request(self, node: str, request: bytes, deadline_s: float) -> bytes:
         with self._naming("request"):
-            return bytes(await self._inner.request(node, request, deadline_s))
+            answer = await self._inner.request(node, request, deadline_s)
+        if not isinstance(answer, bytes):
+            raise PluginError(f"{self.plugin}: request answered {answer!r}, which is not bytes")
+        return answer
 
     async def serve(self, inbound: Inbound) -> None:
         with self._naming("serve"):

@@ -130,7 +130,12 @@ def text_of(value: dict[str, Any]) -> Any:
 
 def unicode_of(text: str) -> str:
     """A file name's text as Unicode: bytes that are no UTF-8 become U+FFFD, since a line is always UTF-8."""
-    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def shown(text: str, *, newlines: bool = False) -> str:

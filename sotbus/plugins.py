@@ -7,7 +7,8 @@ distribution, and the others are asked all the same.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -17,8 +18,13 @@ from sotbus import hookspecs
 from sotbus.comm.identity import NONE, identity_of
 from sotbus.comm.mounts import Mount
 from sotbus.contracts import BoxFacts, Delivery, Harness, LockManager, Waker
-from sotbus.errors import PluginError
+from sotbus.errors import ConfigError, PluginError
 from sotbus.guards import GuardedDelivery, GuardedHarness, GuardedLockManager, GuardedWaker
+from sotbus.typed_table import typed_table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sotbus.config import Config
 
 GROUP = "sotbus"
 """The entry-point group."""
@@ -56,6 +62,7 @@ class Plugins:
         self._report = report
         self.settings = dict(settings or {})
         self.loaded: list[Loaded] = []
+        self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
 
     def __repr__(self) -> str:
         return f"<Plugins {', '.join(one.name for one in self.loaded) or 'none'}>"
@@ -72,10 +79,29 @@ class Plugins:
             plugins._add(name)
         return plugins
 
+    @classmethod
+    def configured(cls, config: Config, report: Report) -> Plugins:
+        """Load what the config names, each with its own table as its own type.
+
+        *Errors*: as :meth:`load`; :class:`ConfigError` for a table that its plugin's type does not take, or that
+        belongs to a plugin without settings.
+        """
+        plugins = cls.load(config.plugins, report)
+        types = plugins.settings_types()
+        path = config.path or "the config"
+        for name, kind in types.items():
+            table = config.plugin_tables.get(name, {})
+            plugins.settings[name] = typed_table(path, name, table, config.lines, kind)
+        for name in config.plugin_tables:
+            if name not in types:
+                raise ConfigError(f"{path}: [plugin.{name}] belongs to a plugin that has no settings")
+        return plugins
+
     def _add(self, name: str) -> None:
-        offers = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+        installed = entry_points()
+        offers = [point for point in installed if point.name == name]
         if not offers:
-            known = sorted({point.name for point in metadata.entry_points(group=GROUP)})
+            known = sorted({point.name for point in installed})
             raise PluginError(
                 f"plugin {name!r} is not installed; there are: {', '.join(known) or 'none'}",
                 hint="install its distribution, or take it out of the config's plugins",
@@ -86,7 +112,7 @@ class Plugins:
         point = offers[0]
         try:
             plugin = point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(
                 f"plugin {name!r} ({_distribution(point)}) cannot be imported from {point.value}: {_cause(error)}"
             ) from error
@@ -96,10 +122,12 @@ class Plugins:
         """Register a plugin object under a name. *Errors*: :class:`PluginError`, as :meth:`load`."""
         if any(one.name == name for one in self.loaded):
             raise PluginError(f"plugin {name!r} ({distribution}): the name is taken by another loaded plugin")
+        self._callers.clear()
         try:
+            hash(plugin)
             self._manager.register(plugin, name)
             self._manager.check_pending()
-        except (ValueError, pluggy.PluginValidationError) as error:
+        except (TypeError, ValueError, pluggy.PluginValidationError) as error:
             if self._manager.get_plugin(name) is plugin:
                 self._manager.unregister(name=name)
             raise PluginError(f"plugin {name!r} ({distribution}) does not fit: {_cause(error)}") from error
@@ -121,16 +149,18 @@ class Plugins:
     def lock_manager(self, mount: Mount | None, machine_id: str | None) -> LockManager | None:
         """The first plugin's that knows the mount, or None.
 
-        A plugin whose identity is not the page's own is asked only where the page says ``none`` of the mount.
+        A manager whose identity is not the page's own counts only where the page says ``none@`` of the mount.
         """
         page = identity_of(mount, machine_id)
         asked = {"mount": mount, "machine_id": machine_id}
-        for one, manager in self._each("sotbus_lock_manager", lambda _: asked):
+        for one, manager in self._each("sotbus_lock_manager", lambda _: asked):  # asked one by one, until one knows
             guarded = GuardedLockManager(one.described, manager)
-            identity = guarded.identity
-            if "\n" in identity or not identity:
-                self._report(PluginError(f"{one.described}: its lock manager's identity {identity!r} is not one line"))
-            elif identity == page or page.startswith(NONE):
+            try:
+                identity = guarded.identity
+            except PluginError as error:
+                self._report(error)
+                continue
+            if identity == page or page.startswith(f"{NONE}@"):
                 return guarded
         return None
 
@@ -152,25 +182,49 @@ class Plugins:
     def _facts(self, box: BoxFacts, name: str) -> BoxFacts:
         return dataclasses.replace(box, settings=self.settings.get(name))
 
-    def _each(self, hook: str, arguments: Callable[[str], dict[str, Any]]) -> list[tuple[Loaded, Any]]:
+    def _each(self, hook: str, arguments: Callable[[str], dict[str, Any]]) -> Iterator[tuple[Loaded, Any]]:
         """Every plugin's own answer to a hook, in order; None is left out, and one that raises is reported."""
-        answers = []
-        every = self._manager.get_plugins()
         for one in self.loaded:
             if hook not in one.hooks:
                 continue
-            plugin = self._manager.get_plugin(one.name)
-            caller = self._manager.subset_hook_caller(hook, every - {plugin})
             try:
-                answer = caller(**arguments(one.name))
+                answer = self._caller(hook, one.name)(**arguments(one.name))
             except Exception as error:
                 self._report(PluginError(f"{one.described}: {hook} raised {_cause(error)}"))
                 continue
             if isinstance(answer, list):  # a hook without firstresult answers a list of what is not None
                 answer = answer[0] if answer else None
-            if answer is not None:
-                answers.append((one, answer))
-        return answers
+            if isinstance(answer, Coroutine):
+                answer.close()
+                self._report(PluginError(f"{one.described}: {hook} is async; a hook is a plain function"))
+            elif answer is not None:
+                yield one, answer
+
+    def _caller(self, hook: str, name: str) -> pluggy.HookCaller:
+        """What calls one plugin's implementation of a hook and no other's."""
+        caller = self._callers.get((hook, name))
+        if caller is None:
+            others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
+            caller = self._callers[hook, name] = self._manager.subset_hook_caller(hook, others)
+        return caller
+
+
+def entry_points() -> list[metadata.EntryPoint]:
+    """Every installed plugin's entry point, none imported.
+
+    Of two copies of a distribution the first on the path counts, as it does for imports. One whose metadata cannot be
+    read offers nothing: a broken plugin that nobody named has no effect.
+    """
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for dist in metadata.distributions():
+        try:
+            name = dist.metadata["Name"]
+            points = [point for point in dist.entry_points if point.group == GROUP]
+        except Exception:
+            continue
+        if name:
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), points)
+    return [point for points in found.values() for point in points]
 
 
 def _distribution(point: metadata.EntryPoint) -> str:

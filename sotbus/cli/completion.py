@@ -23,6 +23,13 @@ OPTIONS = {
     "list": "--json --help",
     "whoami": "--json --help",
     "init": "--help",
+    "status": "working blocked idle done --json --help",
+    "log": "-n --all --raw --json --help",
+    "watch": "--unread --raw --json --help",
+    "prune": "--all --yes --json --help",
+    "doctor": "--json --probe --help",
+    "plugins": "--json --all --help",
+    "config": "check show path --config --all --json --help",
     "completion": "bash zsh fish --help",
 }
 """Words that complete each command; a test holds them against the parsers."""
@@ -42,7 +49,7 @@ _sotbus() {{
         return
     fi
     case "${{COMP_WORDS[at]}}" in
-    send|unread)
+    send|unread|log|watch|prune)
         if [[ "$word" == @* ]]; then sign=@; word="${{word#@}}"; fi
         if [[ -n "$sign" || "$before" == @ ]]; then
             while IFS= read -r name; do
@@ -73,7 +80,7 @@ _sotbus() {{
         return
     fi
     case "${{words[at]}}" in
-    send|unread)
+    send|unread|log|watch|prune)
         if [[ "${{words[CURRENT]}}" == @* ]]; then
             names=("${{(@f)$(sotbus completion handles 2>/dev/null)}}")
             compadd -P @ -- "${{names[@]}}"
@@ -128,9 +135,10 @@ def _fish() -> str:
     for name, text in OPTIONS.items():
         seen = f"'__fish_seen_subcommand_from {name}'"
         for word in text.split():
-            flag = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
+            flag = f"-l {word[2:]}" if word.startswith("--") else f"-s {word[1:]}" if word[0] == "-" else f"-a {word}"
             lines.append(f"complete -c sotbus -n {seen} {flag}")
     lines.append(
-        "complete -c sotbus -n '__fish_seen_subcommand_from send unread' -a '(sotbus completion handles | sed s/^/@/)'"
+        "complete -c sotbus -n '__fish_seen_subcommand_from send unread log watch prune' "
+        "-a '(sotbus completion handles | sed s/^/@/)'"
     )
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from sotbus.errors import EX_FAILED, EX_USAGE, SotbusError
+from sotbus.errors import EX_FAILED, EX_USAGE, SotbusError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,24 +23,37 @@ COMMANDS = {
     "list": ("listing", "who is there, live or not, and what they do"),
     "whoami": ("listing", "which handle this session has, and where its files are"),
     "init": ("init", "write a config file, the wrappers in bin/, and a machine id where there is none"),
+    "status": ("upkeep", "say what this session is doing: working, blocked, idle or done"),
+    "log": ("upkeep", "show past messages; the cursor stays"),
+    "watch": ("watch", "show messages as they are filed; the cursor stays"),
+    "prune": ("upkeep", "make room in mailboxes: a dry run first"),
+    "doctor": ("doctor", "say whether this box can do its job, and for each fault the remedy"),
+    "plugins": ("plugins", "which plugins are loaded, from where, with which hooks"),
+    "config": ("config", "check the config file, or show every setting and where it comes from"),
     "completion": ("completion", "print a completion script for bash, zsh or fish"),
 }
 """Command: the module in this package that has ``run_<command>``, and one line of help."""
 
-COMM_COMMANDS = ("join", "leave", "send", "poll", "unread", "list", "whoami", "init")
+COMM_COMMANDS = ("join", "leave", "send", "poll", "unread", "list", "whoami", "init", "status", "log", "watch", "prune")
 """Commands that ``sotbus comm`` has too, the same ones."""
+
+TEXT_COMMANDS = ("send",)
+"""Commands whose words are text from the first one that is no option: ``--config`` counts only before it."""
 
 
 def usage() -> str:
     """The text of ``sotbus --help``."""
     lines = [
-        "usage: sotbus COMMAND [ARGUMENT ...]",
+        "usage: sotbus [--config FILE] COMMAND [ARGUMENT ...]",
         "",
         "A durable message bus for the sessions on this machine: 'filed' means that the message is on disk.",
         "",
         "commands:",
         *(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items()),
         "  comm        the sot-comm commands under their own name: sotbus comm send ...",
+        "",
+        "options:",
+        "  --config FILE   read this config file; it may stand before or after the command",
         "",
         "examples:",
         "  sotbus join                     take a handle named after this project and host",
@@ -63,10 +76,13 @@ def main(argv: Sequence[str] | None = None, box: Box | None = None) -> int:
     os.umask(0o077)
     words = list(sys.argv[1:] if argv is None else argv)
     commands: Sequence[str] = tuple(COMMANDS)
-    if words[:1] == ["comm"]:
-        words, commands = words[1:], COMM_COMMANDS
-    name = words[0] if words else "--help"
+    name = ""
     try:
+        words, file = _take_config(words, leading=True)
+        if words[:1] == ["comm"]:
+            words, nearer = _take_config(words[1:], leading=True)
+            commands, file = COMM_COMMANDS, nearer or file
+        name = words[0] if words else "--help"
         if name in ("--help", "-h", "help"):
             return _say(usage(), 0 if words else EX_USAGE)
         if name in ("--version", "-V"):
@@ -75,18 +91,58 @@ def main(argv: Sequence[str] | None = None, box: Box | None = None) -> int:
             return _say(f"sotbus {sotbus.__version__}", 0)
         if name not in commands:
             return _unknown(name, commands)
-        return _run(name, words[1:], box)
+        words, nearer = _take_config(words[1:], leading=name in TEXT_COMMANDS)
+        return _run(name, words, box, nearer or file)
     except (SotbusError, OSError) as error:
         return _failed(name, error)
     except KeyboardInterrupt:
         return 130
 
 
-def _run(name: str, words: list[str], box: Box | None) -> int:
-    """Import the command's module and call it."""
-    module = COMMANDS[name][0]
-    loaded = __import__(f"sotbus.cli.{module}", fromlist=["run"])
-    status: int = getattr(loaded, f"run_{name}")(words, box)
+def _take_config(words: list[str], *, leading: bool) -> tuple[list[str], str | None]:
+    """The words without ``--config FILE``, and the file; of several the last.
+
+    :param leading: look no further than the first word that is something else; else as far as a ``--``.
+
+    *Errors*: UsageError.
+    """
+    file: str | None = None
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--config" or word.startswith("--config="):
+            file = next(rest, "") if word == "--config" else word.partition("=")[2]
+            if not file:
+                raise UsageError("sotbus: --config needs a FILE")
+        else:
+            kept.append(word)
+            if leading or word == "--":
+                break
+    return kept + list(rest), file
+
+
+def _run(name: str, words: list[str], box: Box | None, file: str | None) -> int:
+    """Import the command's module and call it.
+
+    :param file: the config file that ``--config`` names. It goes before ``$SOTBUS_CONFIG``, and into its place for as
+        long as the command runs, so that whatever looks for the file, here or in a process started from here, finds it.
+    """
+    loaded = __import__(f"sotbus.cli.{COMMANDS[name][0]}", fromlist=["run"])
+    run = getattr(loaded, f"run_{name}")
+    if file is None:
+        status: int = run(words, box)
+    elif name == "config":  # tells the option and the variable apart, so it is given the option
+        status = run(["--config", file, *words], box)
+    else:
+        before = os.environ.get("SOTBUS_CONFIG")
+        os.environ["SOTBUS_CONFIG"] = os.path.abspath(file)
+        try:
+            status = run(words, box)
+        finally:
+            if before is None:
+                del os.environ["SOTBUS_CONFIG"]
+            else:
+                os.environ["SOTBUS_CONFIG"] = before
     if sys.stdout is not None:
         sys.stdout.flush()
     return status
@@ -126,28 +182,19 @@ def _unknown(name: str, commands: Sequence[str]) -> int:
 def open_client(box: Box | None = None, *, new_config: bool = False) -> Client:
     """The client that a command works with: config, machine, folder and bounds, as the environment says.
 
-    :param new_config: whether the file that ``$SOTBUS_CONFIG`` names may be missing, because it is to be written.
+    The file is the one that ``--config`` names, else found (:func:`sotbus.config.found`).
 
-    *Errors*: ConfigError, FolderError.
+    :param new_config: whether a file that is named may be missing, because it is to be written.
+
+    *Errors*: ConfigError, FolderError, PluginError.
     """
     from sotbus import config as configuration
+    from sotbus.assembly import assemble
     from sotbus.cli import terminal
     from sotbus.comm.box import Box as ThisBox
     from sotbus.comm.client import Client as CommClient
-    from sotbus.comm.folder import Folder
-    from sotbus.comm.settings import Settings
 
-    environ = os.environ
-    here = box or ThisBox.here(environ)
-    path = configuration.find(environ, here.declared_host)
+    here = box or ThisBox.here(os.environ)
+    path = configuration.find(os.environ, here.declared_host)
     config = configuration.load(None if new_config and path is not None and not os.path.lexists(path) else path)
-    if here.machine_id is None:
-        here.machine_id = config.machine_id
-    return CommClient(
-        Folder.of(environ, config.comm_home),
-        here,
-        environ,
-        Settings.of(environ, config.max_text_bytes),
-        notify=lambda line: terminal.err(terminal.shown(line)),
-        stand_in=not environ.get("SOT_RELAY_ENDPOINT"),
-    )
+    return assemble(here, os.environ, config, lambda line: terminal.err(terminal.shown(line)), CommClient)

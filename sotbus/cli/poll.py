@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 
 from sotbus import message
-from sotbus.cli import options, terminal
+from sotbus.cli import messages, options, terminal
 from sotbus.cli.main import open_client
 from sotbus.comm import handles, reading
 from sotbus.comm.sending import touch
-from sotbus.errors import InboxBusy, NotHere
+from sotbus.errors import InboxBusy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from sotbus.comm.box import Box
-    from sotbus.comm.client import Client
 
 
 def run_poll(words: list[str], box: Box | None) -> int:
@@ -38,7 +34,7 @@ def run_poll(words: list[str], box: Box | None) -> int:
     client = open_client(box)
     handle = client.identity(adopt=True).handle
     client.folder.ensure()
-    if not _there(client.folder.inbox(handle)):
+    if not messages.is_there(client.folder.inbox(handle)):
         if not given.json:
             terminal.out("No messages.")
         terminal.flush()
@@ -54,7 +50,7 @@ def run_poll(words: list[str], box: Box | None) -> int:
         value = message.parse(line)
         if value is not None:
             number += 1
-            terminal.out(_as_json(line) if given.json else _as_text(value, given.raw))
+            terminal.out(messages.as_json(line) if given.json else messages.as_text(value, given.raw))
     if number == 0 and not given.json:
         terminal.out("No new messages.")
     terminal.flush()
@@ -81,7 +77,7 @@ def run_unread(words: list[str], box: Box | None) -> int:
     if given.handle is None:
         handle = client.identity().handle
     else:
-        handle = _known(client, handles.check(given.handle.removeprefix("@")))
+        handle = messages.known(client, handles.check(given.handle.removeprefix("@")))
     try:
         seen = reading.look_at(client, handle, terminal.err)
     except InboxBusy as busy:
@@ -92,50 +88,3 @@ def run_unread(words: list[str], box: Box | None) -> int:
     else:
         terminal.out(f"{seen.total} {count}")
     return 0
-
-
-def _there(path: str) -> bool:
-    """Whether an inbox is there at all. *Errors*: OSError where that cannot be told: it is not called empty then."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _known(client: Client, handle: str) -> str:
-    """The handle, where it is listed or has an inbox. *Errors*: NotHere, RegistryUnreadable."""
-    if not _there(client.folder.inbox(handle)) and handle not in client.registry.agents():
-        raise NotHere(f"no such handle: {handle}", hint="sotbus list")
-    return handle
-
-
-def _as_json(line: bytes) -> str:
-    """The stored line as it is, less NUL bytes; DEL and C1 controls escaped, so that it is safe on a terminal too."""
-    text = line.replace(b"\0", b"").decode("utf-8").strip(" \t\r")
-    if text.isprintable():
-        return text
-    return "".join(f"\\u{ord(c):04x}" if "\x7f" <= c <= "\x9f" else max(c, " ") for c in text)
-
-
-def _as_text(value: dict[str, Any], raw: bool) -> str:
-    """``[ts] [from:repo] text``; fields that are missing are empty."""
-    text = _plain(message.text_of(value))
-    head = [_plain(value.get(field, "")) for field in ("ts", "from", "repo")]
-    if not raw:
-        text = message.shown(text, newlines=True)
-        head = [message.shown(field) for field in head]
-    return f"[{head[0]}] [{head[1]}:{head[2]}] {text}"
-
-
-def _plain(value: Any) -> str:
-    """A field as text: strings and numbers as they are, nothing for null, anything else as JSON."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    indent = 2 if isinstance(value, (dict, list)) else None
-    try:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-    except RecursionError:
-        return "(a value nested too deep to print; see poll --json)"

@@ -45,7 +45,7 @@ class Box:
     :param mountinfo_path: where the mounts are listed (proc_pid_mountinfo(5)).
     :param proc: the proc file system's mount point.
 
-    ``lock_managers`` are asked in order for a mount's lock manager; empty means the page's own rules.
+    ``lock_managers`` are asked in order for a mount's lock manager; None means the page's own rules.
     """
 
     __slots__ = ("boot_id", "declared_host", "lock_managers", "machine_id", "mountinfo_path", "proc", "raw_host")
@@ -65,7 +65,7 @@ class Box:
         self.boot_id = boot_id
         self.mountinfo_path = mountinfo_path
         self.proc = proc
-        self.lock_managers: Sequence[Callable[[Mount | None, str | None], Any]] = ()
+        self.lock_managers: Sequence[Callable[[Mount | None, str | None], Any]] | None = None
 
     def __repr__(self) -> str:
         return f"<Box {self.declared_host} machine={self.machine_id or UNKNOWN}>"

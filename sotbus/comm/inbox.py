@@ -83,10 +83,17 @@ class Inbox:
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         cut: list[int] = []
+        filed = False
         try:
             self._append_locked(line, cut)
+            filed = True
         finally:
-            lock.__exit__(None, None, None)
+            try:
+                lock.__exit__(None, None, None)
+            except Exception:
+                if not filed:
+                    raise
+                # The line is synced, so the answer is filed; a lock that would not be released shows at its next hold.
             if cut:
                 self.on_cut(cut[0])
 
@@ -169,10 +176,11 @@ class Look:
 
     ``total`` counts newline-terminated lines, ``offset`` those shown already, ``lines`` are the ones after it without
     their newlines, ``last`` is the last one of all. ``cut_back`` says that the cursor's last line is not the one it
-    hashed; ``cursor`` is that cursor. ``end`` is the byte after the last line, ``last_start`` where that line begins.
+    hashed; ``cursor`` is that cursor. ``end`` is the byte after the last line, ``last_start`` where that line
+    begins, in the file with this ``inode``.
     """
 
-    __slots__ = ("cursor", "cut_back", "end", "last", "last_start", "lines", "offset", "total")
+    __slots__ = ("cursor", "cut_back", "end", "inode", "last", "last_start", "lines", "offset", "total")
 
     def __init__(self, offset: int, start: int, data: bytes, cut_back: bool, before: bytes = b"") -> None:
         whole = data[: data.rfind(b"\n") + 1]
@@ -181,6 +189,7 @@ class Look:
         self.total = offset + len(self.lines)
         self.cut_back = cut_back
         self.cursor: Cursor | None = None
+        self.inode = 0
         self.end = start + len(whole)
         self.last = self.lines[-1] if self.lines else before
         self.last_start = self.end - len(self.last) - 1
@@ -202,9 +211,9 @@ def look(path: str, cursor: Cursor, hint: Hint | None = None) -> Look:
     except FileNotFoundError:
         return Look(0, 0, b"", cut_back=cursor.count == 1 and bool(cursor.hash))
     try:
-        if cursor.stamp:
-            return _look_by_stamp(fd, cursor.stamp)
-        return _look_by_count(fd, cursor, hint)
+        seen = _look_by_stamp(fd, cursor.stamp) if cursor.stamp else _look_by_count(fd, cursor, hint)
+        seen.inode = os.fstat(fd).st_ino
+        return seen
     finally:
         os.close(fd)
 

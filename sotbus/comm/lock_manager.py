@@ -92,4 +92,5 @@ def inbox_lock_manager(inbox_folder: str, box: Box) -> LockManager | None:
     text = box.mountinfo()
     if text is None:
         return None
-    return choose(mount_of(path, text), box.machine_id, box.lock_managers or (page_lock_manager,))
+    factories = (page_lock_manager,) if box.lock_managers is None else box.lock_managers
+    return choose(mount_of(path, text), box.machine_id, factories)

@@ -71,11 +71,7 @@ def advance(client: Client, handle: str, seen: Look) -> None:
             f"the cursor of @{handle} could not be written ({error.strerror or error}); these messages will show again"
         ) from error
     if seen.end >= offset_hint.WORTH_BYTES:
-        try:
-            inode = os.stat(client.folder.inbox(handle)).st_ino
-        except OSError:
-            return
-        hint = offset_hint.Hint(inode, seen.total, seen.last_start, seen.end, cursor.cksum(seen.last))
+        hint = offset_hint.Hint(seen.inode, seen.total, seen.last_start, seen.end, cursor.cksum(seen.last))
         offset_hint.write(client.folder, handle, hint)
 
 

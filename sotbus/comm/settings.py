@@ -20,6 +20,13 @@ INBOX_LOCK_WAIT_S = 2.0
 INBOX_READ_WAIT_S = 3.0
 """Shared inbox lock of a reader (``SOT_INBOX_READ_WAIT_SECS``)."""
 
+WAIT_VARIABLES = {
+    "lock_wait_s": "SOT_LOCK_WAIT_SECS",
+    "inbox_lock_wait_s": "SOT_INBOX_LOCK_WAIT_SECS",
+    "inbox_read_wait_s": "SOT_INBOX_READ_WAIT_SECS",
+}
+"""Each wait, and the variable that goes before the config file (facts 14)."""
+
 
 class Settings:
     """All waits are in seconds, ``max_text_bytes`` in bytes of UTF-8."""
@@ -45,24 +52,42 @@ class Settings:
         return "<Settings " + " ".join(f"{name}={getattr(self, name)}" for name in self.__slots__) + ">"
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], max_text_bytes: int = MAX_TEXT_BYTES) -> Settings:
-        """With the environment's waits; a value that is no number of seconds leaves the default."""
+    def of(
+        cls,
+        environ: Mapping[str, str],
+        max_text_bytes: int = MAX_TEXT_BYTES,
+        *,
+        lock_wait_s: float | None = None,
+        inbox_lock_wait_s: float | None = None,
+        inbox_read_wait_s: float | None = None,
+    ) -> Settings:
+        """The environment's waits, else those given (the config file's), else the defaults.
+
+        A variable whose text is no number of seconds says nothing (facts 14).
+        """
         return cls(
-            lock_wait_s=seconds(environ.get("SOT_LOCK_WAIT_SECS"), LOCK_WAIT_S),
-            inbox_lock_wait_s=seconds(environ.get("SOT_INBOX_LOCK_WAIT_SECS"), INBOX_LOCK_WAIT_S),
-            inbox_read_wait_s=seconds(environ.get("SOT_INBOX_READ_WAIT_SECS"), INBOX_READ_WAIT_S),
+            lock_wait_s=_wait(environ, "lock_wait_s", lock_wait_s, LOCK_WAIT_S),
+            inbox_lock_wait_s=_wait(environ, "inbox_lock_wait_s", inbox_lock_wait_s, INBOX_LOCK_WAIT_S),
+            inbox_read_wait_s=_wait(environ, "inbox_read_wait_s", inbox_read_wait_s, INBOX_READ_WAIT_S),
             max_text_bytes=max_text_bytes,
         )
 
 
-def seconds(text: str | None, default: float) -> float:
-    """A wait from the environment: digits, with a fraction where one is given, at most a day; else the default."""
-    whole, _, fraction = (text or "").strip().partition(".")
+def _wait(environ: Mapping[str, str], name: str, given: float | None, default: float) -> float:
+    wait = seconds(environ.get(WAIT_VARIABLES[name], ""))
+    if wait is not None:
+        return wait
+    return default if given is None else given
+
+
+def seconds(text: str) -> float | None:
+    """A wait from the environment: digits, with a fraction where one is given, at most a day; None for another text."""
+    whole, _, fraction = text.strip().partition(".")
     if (
         not whole.isascii()
         or not whole.isdigit()
         or len(whole) > 5
         or (fraction and not (fraction.isascii() and fraction.isdigit()))
     ):
-        return default
+        return None
     return min(float(f"{whole}.{fraction or 0}"), 86400.0)

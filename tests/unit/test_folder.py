@@ -12,8 +12,8 @@ from world import World
 
 from sotbus.comm import cursor, offset_hint
 from sotbus.comm.folder import Folder
-from sotbus.comm.lock_manager import inbox_lock_manager
 from sotbus.comm.inbox import Inbox
+from sotbus.comm.lock_manager import inbox_lock_manager
 from sotbus.comm.manager_record import establish
 from sotbus.errors import FolderError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from world import ENTRY, World
 import sotbus
 
 PACKAGE = Path(sotbus.__file__).parent
+IN_TREE = ("plugins/filesystem", "plugins/nfs")
+
 SLOW = {
     "argparse", "asyncio", "dataclasses", "datetime", "difflib", "hashlib", "importlib.metadata", "inspect", "logging",
     "pathlib", "pluggy", "random", "shutil", "socket", "subprocess", "tempfile", "threading", "tomli", "tomllib",
@@ -60,7 +63,9 @@ LAYERS = (
     ("api",),
     ("plugins",),
     ("lock_managers",),
-    ("bus_values", "mount_limits", "mailwatch"),
+    ("assembly",),
+    ("bus_values", "mount_limits", "mailwatch", "program"),
+    ("bus_work",),
     ("bus",),
     ("doctor", "testing"),
     ("cli", "__main__", "__init__"),
@@ -98,7 +103,7 @@ def test_a_cold_send_imports_nothing_that_it_does_not_need(world: World) -> None
     done = subprocess.run(
         [sys.executable, "-S", "-X", "importtime", str(ENTRY), "send", "@b-vm", "x"],
         cwd=world.project("a"),
-        env=env | {"PYTHONPATH": str(PACKAGE.parent)},
+        env=env | {"PYTHONPATH": os.pathsep.join(str(PACKAGE.parent / path) for path in (".", *IN_TREE))},
         capture_output=True,
         text=True,
         check=True,
