@@ -11,7 +11,7 @@ demo: $(VENV)/.run        ## show the main job: two sessions write to each other
 	@$(BIN)/python demo/demo.py
 
 test: $(VENV)/.dev        ## the whole suite but for what is marked lab and slow
-	$(PYTEST) -m "not lab and not slow"
+	$(PYTEST) -m "not lab and not slow" -n auto --dist loadfile
 
 faults: $(VENV)/.dev      ## SIGKILL between each pair of system calls; prints points x operations
 	$(PYTEST) -m "faults and not lab and not slow" -q -s tests/faults

@@ -9,6 +9,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sotbus.comm.flock import LockTimeoutError
+    from sotbus.comm.folder import Folder
+    from sotbus.comm.handles import is_handle
     from sotbus.comm.identity import identity_of
     from sotbus.comm.lock_manager import FlockManager
     from sotbus.comm.mounts import LOCAL_FILE_SYSTEMS, Mount, stale_read_reason
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
         WakeOutcome,
         Waker,
     )
-    from sotbus.errors import FilingFailed, NoLiveSession, NotHere, SotbusError
+    from sotbus.errors import BadHandle, BadRequest, FilingFailed, NoLiveSession, NotHere, SotbusError, TooLarge
     from sotbus.folder_delivery import FolderDelivery
     from sotbus.hookspecs import hookimpl
 
@@ -53,7 +55,9 @@ _FROM = {
         "WakeOutcome",
         "Waker",
     ),
-    "sotbus.errors": ("FilingFailed", "NoLiveSession", "NotHere", "SotbusError"),
+    "sotbus.comm.folder": ("Folder",),
+    "sotbus.comm.handles": ("is_handle",),
+    "sotbus.errors": ("BadHandle", "BadRequest", "FilingFailed", "NoLiveSession", "NotHere", "SotbusError", "TooLarge"),
     "sotbus.folder_delivery": ("FolderDelivery",),
     "sotbus.hookspecs": ("hookimpl",),
 }
@@ -61,12 +65,15 @@ _HOME = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = [
     "LOCAL_FILE_SYSTEMS",
+    "BadHandle",
+    "BadRequest",
     "BoxFacts",
     "Delivery",
     "Destination",
     "Filing",
     "FilingFailed",
     "FlockManager",
+    "Folder",
     "FolderDelivery",
     "Harness",
     "Inbound",
@@ -80,11 +87,13 @@ __all__ = [
     "Receipt",
     "Screen",
     "SotbusError",
+    "TooLarge",
     "Transport",
     "WakeOutcome",
     "Waker",
     "hookimpl",
     "identity_of",
+    "is_handle",
     "stale_read_reason",
 ]
 

@@ -40,7 +40,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class Filing:
-    """One message to be filed. ``to`` is the recipient's key, ``broadcast`` asks for a copy with an empty ``to``."""
+    """One message to be filed. ``to`` is the recipient's key, ``broadcast`` asks for a copy with an empty ``to``.
+
+    ``node`` is the destination's, for a delivery that reaches several.
+    """
 
     sender: str
     to: str
@@ -48,6 +51,7 @@ class Filing:
     text: str
     broadcast: bool = False
     message_id: str | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ class Transport(Protocol):
         """
 
     async def serve(self, inbound: Inbound) -> None:
-        """Answer peers until cancelled."""
+        """Answer peers until cancelled, one after another or side by side. It may be called again after that."""
 
 
 @runtime_checkable
@@ -176,7 +180,10 @@ class Waker(Protocol):
         """What to keep at join so that the session can be woken later; empty where this waker is not for it."""
 
     async def wake(self, recipient: Mapping[str, str], unread: int) -> WakeOutcome:
-        """Tell a session. :param recipient: what :meth:`facts` kept, and ``handle``."""
+        """Tell a session; REFUSED for a recipient without facts of this waker.
+
+        :param recipient: what :meth:`facts` kept, and ``handle``.
+        """
 
 
 @runtime_checkable

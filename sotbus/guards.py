@@ -69,7 +69,7 @@ class GuardedLockManager(_Guard):
     def identity(self) -> str:
         with self._naming("identity"):
             identity = self._inner.identity
-        if not isinstance(identity, str) or not identity or "\n" in identity:
+        if not isinstance(identity, str) or identity.splitlines() != [identity]:
             raise PluginError(f"{self.plugin}: its lock manager's identity {identity!r} is not one line of text")
         return identity
 

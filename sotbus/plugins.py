@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 GROUP = "sotbus"
 """The entry-point group."""
 
+PAGE_IDENTITIES = ("local ", "nfs4 ", NONE)
+"""How the page's own lock managers' identities begin."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
@@ -149,18 +152,25 @@ class Plugins:
     def lock_manager(self, mount: Mount | None, machine_id: str | None) -> LockManager | None:
         """The first plugin's that knows the mount, or None.
 
-        A manager whose identity is not the page's own counts only where the page says ``none@`` of the mount.
+        A manager whose identity is not the page's own counts only where the page says ``none@`` of the mount, and may
+        not claim one of the page's identities there.
         """
         page = identity_of(mount, machine_id)
         asked = {"mount": mount, "machine_id": machine_id}
-        for one, manager in self._each("sotbus_lock_manager", lambda _: asked):  # asked one by one, until one knows
+        for one, manager in self._each("sotbus_lock_manager", lambda _: asked):
             guarded = GuardedLockManager(one.described, manager)
             try:
                 identity = guarded.identity
             except PluginError as error:
                 self._report(error)
                 continue
-            if identity == page or page.startswith(f"{NONE}@"):
+            if identity == page:
+                return guarded
+            if page.startswith(f"{NONE}@") and identity.startswith(PAGE_IDENTITIES):
+                self._report(
+                    PluginError(f"{one.described}: its lock manager claims {identity!r}, but this is {page!r}")
+                )
+            elif page.startswith(f"{NONE}@"):
                 return guarded
         return None
 
@@ -183,7 +193,7 @@ class Plugins:
         return dataclasses.replace(box, settings=self.settings.get(name))
 
     def _each(self, hook: str, arguments: Callable[[str], dict[str, Any]]) -> Iterator[tuple[Loaded, Any]]:
-        """Every plugin's own answer to a hook, in order; None is left out, and one that raises is reported."""
+        """Every plugin's own answer to a hook, in order, asked one by one; None is left out, a raise is reported."""
         for one in self.loaded:
             if hook not in one.hooks:
                 continue

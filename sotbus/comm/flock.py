@@ -137,11 +137,10 @@ def _block(fd: int, kind: int, deadline: float) -> None:
 
     try:
         threading.Thread(target=wait, name="sotbus-flock", daemon=True).start()
-    except RuntimeError as error:
+        done.wait(max(0.0, deadline - time.monotonic()))
+    except RuntimeError as error:  # no thread could be started, so the descriptor is still ours
         os.close(fd)
         raise OSError(errno.EAGAIN, f"the lock is held, and no thread can wait for it: {error}") from error
-    try:
-        done.wait(max(0.0, deadline - time.monotonic()))
     except BaseException:
         with turn:
             if outcome:

@@ -559,10 +559,11 @@ async def test_the_arguments_name_folder_config_and_project(here: World, tmp_pat
     assert not here.home.exists()
 
 
-def test_the_documents_example_runs_as_it_stands(here: World, capsys: pytest.CaptureFixture[str]) -> None:
-    code = re.search(r"```python\n(.*?)```", SNIPPET.read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", [SNIPPET, SNIPPET.parents[1] / "README.md"], ids=lambda page: str(page.name))
+def test_the_documents_example_runs_as_it_stands(page: Path, here: World, capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert code is not None
-    exec(compile(code[1], str(SNIPPET), "exec"), {"__name__": "__main__"})
+    exec(compile(code[1], str(page), "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"filed for shouter at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", printed[0])
     assert printed[1:] == ["shouter says HELLO"]
