@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def parser(command: str, description: str, examples: str, *, usage_status: int =
 
     class Parser(argparse.ArgumentParser):
         def error(self, text: str) -> None:  # type: ignore[override]
-            self.print_usage(__import__("sys").stderr)
+            self.print_usage(sys.stderr)
             self.exit(usage_status, f"{self.prog}: {text}\n")
 
     return Parser(
