@@ -32,25 +32,17 @@ SCAN_BLOCK_BYTES = 1 << 20
 """How much is read at a time when lines are counted from the start."""
 
 
-class MovedError(FilingFailed):
-    """The inbox lies on another file system than the one whose lock manager was asked; nothing was appended."""
-
-    def __init__(self) -> None:
-        super().__init__("the append failed: the inbox folder has moved to another file system; send again")
-
-
 class Inbox:
     """A handle's inbox and its lock, under a lock manager.
 
     :param on_cut: told, once the lock is released, how many bytes of a dead writer's torn tail an append cut first,
         also where that append failed.
-    :param device: the file system that the manager was asked about (``st_dev``), -1 for whichever it is.
     """
 
-    __slots__ = ("device", "folder", "handle", "lock_path", "manager", "on_cut", "path")
+    __slots__ = ("folder", "handle", "lock_path", "manager", "on_cut", "path")
 
     def __init__(
-        self, folder: Folder, handle: str, manager: LockManager, on_cut: Callable[[int], object] = int, device: int = -1
+        self, folder: Folder, handle: str, manager: LockManager, on_cut: Callable[[int], object] = int
     ) -> None:
         self.folder = folder
         self.handle = handle
@@ -58,7 +50,6 @@ class Inbox:
         self.lock_path = folder.inbox_lock(handle)
         self.manager = manager
         self.on_cut = on_cut
-        self.device = device
 
     def __repr__(self) -> str:
         return f"<Inbox @{self.handle} in {self.folder.root}>"
@@ -104,10 +95,7 @@ class Inbox:
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         try:
-            there = os.fstat(fd)
-            if there.st_dev != self.device and self.device != -1:
-                raise MovedError
-            length = there.st_size
+            length = os.lseek(fd, 0, os.SEEK_END)
             kept = end_of_last_line(fd, length)
             if kept != length:
                 os.ftruncate(fd, kept)

@@ -183,9 +183,8 @@ class WriterGate:
     """:func:`writer_manager`, asked before each filing, with the answer kept for as long as it must be the same.
 
     A remount changes the answer at once: the kernel marks an open mountinfo when the mount table changes
-    (proc_pid_mountinfo(5)). So does another record. Only a local disk's answer is kept: elsewhere, and where the mounts
-    cannot be watched, everything is asked afresh. ``device`` is the file system that a local disk's answer is about: an
-    append checks that the inbox it opened lies there, or forgets the answer.
+    (proc_pid_mountinfo(5)). So does another record, or another folder in the inboxes' place. Only a local disk's answer
+    is kept: elsewhere, and where the mounts cannot be watched, everything is asked afresh.
 
     Not to be shared between threads.
     """
@@ -198,7 +197,6 @@ class WriterGate:
         "_record",
         "_watched",
         "box",
-        "device",
         "folder",
         "stand_in",
     )
@@ -208,7 +206,6 @@ class WriterGate:
         self.box = box
         self.stand_in = stand_in
         self._record = folder.manager_record
-        self.device = -1
         self._answer: LockManager | None = None
         self._asked_at = 0.0
         self._facts: object = None
@@ -236,24 +233,18 @@ class WriterGate:
         self._watch()
         before = self._look()
         answer = writer_manager(self.folder, self.box, stand_in=self.stand_in)
-        self.device = -1
-        if answer.identity.startswith("local "):
-            self.device = os.stat(self.folder.inboxes).st_dev
-            if self._poll is not None and before == self._look():
-                self._answer, self._facts = answer, before
+        if answer.identity.startswith("local ") and self._poll is not None and before == self._look():
+            self._answer, self._facts = answer, before
         return answer
-
-    def forget(self) -> None:
-        """Ask everything afresh the next time."""
-        self._answer = None
 
     def _look(self) -> object:
         """What the answer rests on besides the mounts, or None where it cannot be told."""
         try:
+            inboxes = os.stat(self.folder.inboxes)
             record = os.stat(self._record)
         except OSError:
             return None
-        return record.st_dev, record.st_ino, record.st_ctime_ns, record.st_size
+        return inboxes.st_dev, inboxes.st_ino, record.st_dev, record.st_ino, record.st_ctime_ns, record.st_size
 
     def _mounts_changed(self) -> bool:
         return self._poll is None or bool(self._poll.poll(0))

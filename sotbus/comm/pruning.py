@@ -228,9 +228,6 @@ def _check(client: Client, plan: Plan, history: History, path: str, fd: int) -> 
     now = os.lstat(path)
     if (now.st_dev, now.st_ino) != _inode_of(history.fd) or now.st_size < history.end:
         raise ChangedError
-    if client.writer_gate.device not in (-1, now.st_dev):
-        client.writer_gate.forget()
-        raise ChangedError
     cursor = cursors.read(client.folder.cursor(plan.handle))
     if cursor != history.cursor and not (cursor.hash and plan.shown <= (cursor.count or 0)):
         raise ChangedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sotbus import message
 from sotbus.comm import handles
-from sotbus.comm.inbox import Inbox, MovedError
+from sotbus.comm.inbox import Inbox
 from sotbus.comm.liveness import is_live
 from sotbus.comm.registry import entry_of, text_of
 from sotbus.errors import NoLiveSession, NotHere, NotJoined, RegistryUnreadable, SotbusError
@@ -28,7 +28,7 @@ class Outbox:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._inboxes: dict[tuple[str, str, int], Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
         try:
             self.agents: dict[str, Any] = client.registry.agents()
         except RegistryUnreadable as error:
@@ -74,24 +74,18 @@ class Outbox:
             )
         now = message.stamp(client.clock())
         line = message.encode(self.sender.handle, "" if broadcast else to, self._repo, text, now)
-        try:
-            self._inbox(to).append(line, client.settings.inbox_lock_wait_s)
-        except MovedError:
-            client.writer_gate.forget()
-            raise
+        self._inbox(to).append(line, client.settings.inbox_lock_wait_s)
 
     def _inbox(self, to: str) -> Inbox:
         """The recipient's inbox, under the lock manager that holds at this moment. *Errors*: FilingFailed."""
-        gate = self.client.writer_gate
-        manager = gate.manager()
-        key = to, manager.identity, gate.device
-        inbox = self._inboxes.get(key)
-        if inbox is None:
+        manager = self.client.writer_gate.manager()
+        inbox = self._inboxes.get(to)
+        if inbox is None or inbox.manager is not manager:
 
             def on_cut(cut: int) -> None:
                 self.client.notify(f"note: cut {cut} bytes of an unterminated line a dead writer left in @{to}'s inbox")
 
-            inbox = self._inboxes[key] = Inbox(self.client.folder, to, manager, on_cut, key[2])
+            inbox = self._inboxes[to] = Inbox(self.client.folder, to, manager, on_cut)
         return inbox
 
     def broadcast(self, text: str) -> Iterator[tuple[str, SotbusError | None]]:

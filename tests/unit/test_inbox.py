@@ -21,7 +21,7 @@ from world import MACHINE, World
 from sotbus import message
 from sotbus.comm import cursor, flock, inbox, offset_hint
 from sotbus.comm.cursor import Cursor, cksum
-from sotbus.comm.inbox import Inbox, Look, MovedError, end_of_last_line, look
+from sotbus.comm.inbox import Inbox, Look, end_of_last_line, look
 from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.offset_hint import Hint
 from sotbus.comm.settings import Settings
@@ -334,13 +334,6 @@ def test_a_cut_is_told_also_where_the_append_fails(box: Inbox, monkeypatch: pyte
     with pytest.raises(FilingFailed):
         box.append(LINE, 0)
     assert cuts == [4]
-
-
-def test_an_inbox_on_another_file_system_than_the_one_asked_about_is_refused(box: Inbox) -> None:
-    box.device = os.stat(box.folder.root).st_dev + 1
-    with pytest.raises(MovedError, match="moved to another file system"):
-        box.append(LINE, 0)
-    assert path_of(box).read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", ["b.jsonl", "b.lock"])

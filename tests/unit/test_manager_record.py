@@ -469,6 +469,19 @@ def test_a_kept_answer_ends_with_another_record(folder: Folder, monkeypatch: pyt
     assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
 
 
+def test_a_kept_answer_ends_with_another_folder_in_the_inboxes_place(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_record, "RECENT_S", 0)
+    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
+    gate.manager()
+    kept = gate.manager()
+    assert gate.manager() is kept
+    os.rename(folder.folder.inboxes, folder.folder.inboxes + ".aside")
+    os.mkdir(folder.folder.inboxes)
+    assert gate.manager() is not kept
+
+
 def test_a_kept_answer_asks_for_nothing_while_all_is_the_same(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_record, "RECENT_S", 0)
     gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
