@@ -30,6 +30,7 @@ class FolderDelivery:
     :param folder: the comm folder.
     :param node: the node whose mailboxes these are.
     :param manager: answers the lock manager to append under at that moment; raises where this process may not append.
+        Asked by several threads at once.
     :param limiter: bounds the threads that wait on this folder's mount; one of its own by default.
     """
 

@@ -74,17 +74,15 @@ class Inbox:
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         cut: list[int] = []
-        filed = False
         try:
             self._append_locked(line, cut)
-            filed = True
         finally:
             try:
                 lock.__exit__(None, None, None)
             except Exception:
-                if not filed:
-                    raise
-                # The line is synced, so the answer is filed; a lock that would not be released shows at its next hold.
+                # The answer is settled by now: filed, or the error on its way. A lock that would not be released shows
+                # at its next hold.
+                pass
             if cut:
                 self.on_cut(cut[0])
 

@@ -5,6 +5,7 @@ Sources: sot-comm v1, The lock manager; facts 4.1; decisions, sot-comm 1.
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import time
@@ -186,7 +187,7 @@ class WriterGate:
     (proc_pid_mountinfo(5)). So does another record, or another folder in the inboxes' place. Only a local disk's answer
     is kept: elsewhere, and where the mounts cannot be watched, everything is asked afresh.
 
-    Not to be shared between threads.
+    Thread-safe: one thread asks at a time.
     """
 
     __slots__ = (
@@ -195,6 +196,7 @@ class WriterGate:
         "_facts",
         "_poll",
         "_record",
+        "_turn",
         "_watched",
         "box",
         "folder",
@@ -208,6 +210,7 @@ class WriterGate:
         self._record = folder.manager_record
         self._answer: LockManager | None = None
         self._asked_at = 0.0
+        self._turn = _thread.allocate_lock()
         self._facts: object = None
         self._watched: int | None = None
         self._poll: select.poll | None = None
@@ -221,6 +224,10 @@ class WriterGate:
 
     def manager(self) -> LockManager:
         """The lock manager to append under. *Errors*: :class:`FilingFailed`, as :func:`writer_manager`."""
+        with self._turn:
+            return self._ask()
+
+    def _ask(self) -> LockManager:
         now = time.monotonic()
         if self._answer is not None:
             if now < self._asked_at + RECENT_S:

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
@@ -65,15 +66,15 @@ class Answer(NamedTuple):
         return re.findall(r"^\[\S+\] \[\S+:\S+\] (.*)$", self.out, re.MULTILINE)
 
 
-class Session:
+class Session(ABC):
     """Somebody who sends, polls, joins and leaves, and can be called with the words of a command."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
 
-    def __call__(self, *words: str) -> Answer:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, *words: str) -> Answer: ...
 
 
 class ThroughCommand(Session):

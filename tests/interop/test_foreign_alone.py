@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import require_tool
 
 CLIENT = Path(__file__).with_name("foreign_comm.sh")
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -33,8 +33,7 @@ def cases(name: str) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _tools() -> None:
     for tool in TOOLS:
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}")
+        require_tool(tool, "see the script's head")
 
 
 class Client:

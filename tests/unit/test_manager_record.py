@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from world import EXT4, MACHINE, World
 from sotbus.comm import manager_record
 from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder as CommFolder
+from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.manager_record import (
     CREATED,
     CURRENT,
@@ -480,6 +482,28 @@ def test_a_kept_answer_ends_with_another_folder_in_the_inboxes_place(
     os.rename(folder.folder.inboxes, folder.folder.inboxes + ".aside")
     os.mkdir(folder.folder.inboxes)
     assert gate.manager() is not kept
+
+
+def test_one_thread_asks_at_a_time(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_record, "RECENT_S", 0)
+    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
+    asking: list[int] = []
+    most: list[int] = []
+    real = writer_manager
+
+    def asked(folder_: CommFolder, box: Box, *, stand_in: bool) -> FlockManager:
+        asking.append(1)
+        identity = real(folder_, box, stand_in=stand_in).identity
+        most.append(len(asking))
+        asking.pop()
+        return FlockManager(identity)
+
+    monkeypatch.setattr(manager_record, "writer_manager", asked)
+    monkeypatch.setattr(WriterGate, "_mounts_changed", lambda _: True)  # so that every thread asks afresh
+    with ThreadPoolExecutor(8) as pool:
+        found = [answer.result() for answer in [pool.submit(gate.manager) for _ in range(200)]]
+    assert {manager.identity for manager in found} == {LOCAL}
+    assert max(most) == 1
 
 
 def test_a_kept_answer_asks_for_nothing_while_all_is_the_same(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
