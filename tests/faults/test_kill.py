@@ -37,8 +37,10 @@ from sotbus.comm.client import Client
 from sotbus.comm.holder import DEAD, judge, own_record, parse
 from sotbus.comm.inbox import Inbox, look
 from sotbus.comm.lock_manager import FlockManager
+from sotbus.comm.processes import ancestry, start_ticks
 from sotbus.comm.registry import Registry
 from sotbus.comm.registry_lock import RegistryLock, link_record
+from sotbus.comm.session import Session
 from sotbus.errors import NotJoined
 
 pytestmark = pytest.mark.faults
@@ -169,8 +171,19 @@ def client_of(world: World, name: str, *, pinned: bool = True) -> Client:
     client.registry.lock.settle_s = SETTLE_S
     if not pinned:
         client.environ = {}
+        client._session = session_of_this_process(client)
     assert client.session.own_path.endswith(f"pin-{name}.txt") is pinned
     return client
+
+
+def session_of_this_process(client: Client) -> Session:
+    """The session of a terminal whose leader is this process, wherever the tests run: a leader may be out of sight."""
+    pid = os.getpid()
+    start = start_ticks(pid)
+    assert start is not None
+    base = f"{client.folder.selves}/{client.box.declared_host}__"
+    own = f"{base}sotbus-leader-{pid}-{start}-00000000.txt"
+    return Session(own, f"{base}nopane.txt", "", (pid, start), "", ancestry(pid), client.box)
 
 
 def lay(world: World, files: Mapping[str, bytes]) -> None:
