@@ -13,7 +13,7 @@ from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder
 from sotbus.comm.inbox import Inbox
 from sotbus.comm.lock_manager import inbox_lock_manager
-from sotbus.comm.manager_record import WriterGate
+from sotbus.comm.writer_gate import WriterGate
 from sotbus.contracts import BoxFacts, Destination, Filing, Inbound, LockManager, Receipt
 from sotbus.errors import BadRequest, FilingFailed
 

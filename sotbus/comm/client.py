@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from sotbus.comm import self_file
-from sotbus.comm.manager_record import WriterGate
 from sotbus.comm.project import Project, project_here
 from sotbus.comm.registry import Registry, entry_of, text_of
 from sotbus.comm.self_file import SelfFile
 from sotbus.comm.session import Session, session_here
+from sotbus.comm.writer_gate import WriterGate
 from sotbus.errors import FolderError, NotJoined, RegistryUnreadable, SotbusError
 
 TYPE_CHECKING = False

@@ -5,10 +5,7 @@ Sources: sot-comm v1, The lock manager; facts 4.1; decisions, sot-comm 1.
 
 from __future__ import annotations
 
-import _thread
 import os
-import select
-import time
 
 from sotbus.comm.folder import remove_quietly, touch_folder
 from sotbus.comm.identity import NONE
@@ -25,11 +22,6 @@ if TYPE_CHECKING:
 CREATED = "created"
 CURRENT = "current"
 REPLACED = "replaced"
-
-
-RECENT_S = 0.05
-"""How long an answer about a local disk is simply kept, in seconds: far less than the wait for the inbox lock, up to
-two seconds, that may follow the question in any case."""
 
 
 class ManagerRecord:
@@ -178,95 +170,6 @@ def writer_manager(folder: Folder, box: Box, *, stand_in: bool) -> LockManager:
         elif own == NONE:
             reason += "; or run: sotbus init, which can put one into the config"
     raise FilingFailed("this box cannot take the inbox lock itself, and no daemon is reachable to file it", hint=reason)
-
-
-class WriterGate:
-    """:func:`writer_manager`, asked before each filing, with the answer kept for as long as it must be the same.
-
-    A remount changes the answer at once: the kernel marks an open mountinfo when the mount table changes
-    (proc_pid_mountinfo(5)). So does another record, or another folder in the inboxes' place. Only a local disk's answer
-    is kept: elsewhere, and where the mounts cannot be watched, everything is asked afresh.
-
-    Thread-safe: one thread asks at a time.
-    """
-
-    __slots__ = (
-        "_answer",
-        "_asked_at",
-        "_facts",
-        "_poll",
-        "_record",
-        "_turn",
-        "_watched",
-        "box",
-        "folder",
-        "stand_in",
-    )
-
-    def __init__(self, folder: Folder, box: Box, *, stand_in: bool) -> None:
-        self.folder = folder
-        self.box = box
-        self.stand_in = stand_in
-        self._record = folder.manager_record
-        self._answer: LockManager | None = None
-        self._asked_at = 0.0
-        self._turn = _thread.allocate_lock()
-        self._facts: object = None
-        self._watched: int | None = None
-        self._poll: select.poll | None = None
-
-    def __repr__(self) -> str:
-        return f"<WriterGate {self._answer.identity if self._answer else 'not asked'}>"
-
-    def __del__(self) -> None:
-        if self._watched is not None:
-            os.close(self._watched)
-
-    def manager(self) -> LockManager:
-        """The lock manager to append under. *Errors*: :class:`FilingFailed`, as :func:`writer_manager`."""
-        with self._turn:
-            return self._ask()
-
-    def _ask(self) -> LockManager:
-        now = time.monotonic()
-        if self._answer is not None:
-            if now < self._asked_at + RECENT_S:
-                return self._answer
-            if not self._mounts_changed() and self._facts == self._look():
-                self._asked_at = now
-                return self._answer
-        self._answer = None
-        self._asked_at = now
-        self._watch()
-        before = self._look()
-        answer = writer_manager(self.folder, self.box, stand_in=self.stand_in)
-        if answer.identity.startswith("local ") and self._poll is not None and before == self._look():
-            self._answer, self._facts = answer, before
-        return answer
-
-    def _look(self) -> object:
-        """What the answer rests on besides the mounts, or None where it cannot be told."""
-        try:
-            inboxes = os.stat(self.folder.inboxes)
-            record = os.stat(self._record)
-        except OSError:
-            return None
-        return inboxes.st_dev, inboxes.st_ino, record.st_dev, record.st_ino, record.st_ctime_ns, record.st_size
-
-    def _mounts_changed(self) -> bool:
-        return self._poll is None or bool(self._poll.poll(0))
-
-    def _watch(self) -> None:
-        """Watch the mounts from now on, through a new descriptor: an old one may hold a mark."""
-        if self._watched is not None:
-            os.close(self._watched)
-        self._watched = self._poll = None
-        try:
-            self._watched = os.open(self.box.mountinfo_path, os.O_RDONLY)
-        except OSError:
-            return
-        self._poll = select.poll()
-        self._poll.register(self._watched, select.POLLERR | select.POLLPRI)
 
 
 def reads_under_lock(folder: Folder, box: Box) -> LockManager | None:

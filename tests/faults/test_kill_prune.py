@@ -22,7 +22,7 @@ from sotbus.comm import cursor, offset_hint, pruning, reading
 from sotbus.comm.client import Client
 from sotbus.comm.inbox import Inbox, Look
 from sotbus.comm.lock_manager import FlockManager
-from sotbus.comm.manager_record import WriterGate
+from sotbus.comm.writer_gate import WriterGate
 from sotbus.errors import FolderError
 
 pytestmark = pytest.mark.faults

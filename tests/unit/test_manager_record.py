@@ -6,8 +6,6 @@ import errno
 import multiprocessing
 import os
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,11 @@ from world import EXT4, MACHINE, World
 from sotbus.comm import manager_record
 from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder as CommFolder
-from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.manager_record import (
     CREATED,
     CURRENT,
     REPLACED,
     ManagerRecord,
-    WriterGate,
     allows,
     establish,
     reads_under_lock,
@@ -437,94 +433,3 @@ def test_a_box_that_appends_itself_reads_under_the_lock_and_no_other(folder: Fol
     folder.path.mkdir()
     with pytest.raises(OSError, match="not a regular file"):
         reads_under_lock(folder.folder, box)
-
-
-# ---- the answer that a sender keeps
-
-
-def test_a_kept_answer_is_not_asked_again_within_its_moment_and_is_after_it(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    gate.manager()  # makes the record
-    gate.manager()
-    folder.path.write_text(f"local {OTHER}\n{OTHER}\n")
-    now += manager_record.RECENT_S * 0.9
-    assert gate.manager().identity == LOCAL
-    now += manager_record.RECENT_S * 0.2
-    with pytest.raises(FilingFailed):
-        gate.manager()
-
-
-@pytest.mark.spec("S63", "S66")
-def test_a_kept_answer_ends_with_another_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_record, "RECENT_S", 0)
-    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    assert gate.manager().identity == gate.manager().identity == LOCAL
-    folder.path.write_text(f"local {OTHER}\n{OTHER}\n")
-    with pytest.raises(FilingFailed):
-        gate.manager()
-    folder.path.unlink()
-    assert gate.manager().identity == LOCAL
-    assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
-
-
-def test_a_kept_answer_ends_with_another_folder_in_the_inboxes_place(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager_record, "RECENT_S", 0)
-    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    gate.manager()
-    kept = gate.manager()
-    assert gate.manager() is kept
-    os.rename(folder.folder.inboxes, folder.folder.inboxes + ".aside")
-    os.mkdir(folder.folder.inboxes)
-    assert gate.manager() is not kept
-
-
-def test_one_thread_asks_at_a_time(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_record, "RECENT_S", 0)
-    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    asking: list[int] = []
-    most: list[int] = []
-    real = writer_manager
-
-    def asked(folder_: CommFolder, box: Box, *, stand_in: bool) -> FlockManager:
-        asking.append(1)
-        identity = real(folder_, box, stand_in=stand_in).identity
-        most.append(len(asking))
-        asking.pop()
-        return FlockManager(identity)
-
-    monkeypatch.setattr(manager_record, "writer_manager", asked)
-    monkeypatch.setattr(WriterGate, "_mounts_changed", lambda _: True)  # so that every thread asks afresh
-    with ThreadPoolExecutor(8) as pool:
-        found = [answer.result() for answer in [pool.submit(gate.manager) for _ in range(200)]]
-    assert {manager.identity for manager in found} == {LOCAL}
-    assert max(most) == 1
-
-
-def test_a_kept_answer_asks_for_nothing_while_all_is_the_same(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_record, "RECENT_S", 0)
-    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    gate.manager()
-    gate.manager()
-
-    def asked(*args: object, **more: object) -> str:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr(manager_record, "writer_manager", asked)
-    assert gate.manager().identity == LOCAL
-    monkeypatch.undo()
-
-
-@pytest.mark.spec("S63")
-def test_no_answer_is_kept_on_nfs(folder: Folder) -> None:
-    folder.mount("nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
-    gate = WriterGate(folder.folder, folder.world.box(), stand_in=True)
-    assert gate.manager().identity == gate.manager().identity == NFS
-    folder.mount("nfs4 other.example:/export rw,vers=4.2,local_lock=none")
-    with pytest.raises(FilingFailed):
-        gate.manager()
