@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sotbus.comm.folder import Folder
     from sotbus.comm.handles import is_handle
     from sotbus.comm.identity import identity_of
-    from sotbus.comm.lock_manager import FlockManager
+    from sotbus.comm.lock_manager import FlockManager, recovers_lost_locks
     from sotbus.comm.mounts import LOCAL_FILE_SYSTEMS, Mount, stale_read_reason
     from sotbus.contracts import (
         BoxFacts,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _FROM = {
     "sotbus.comm.flock": ("LockTimeoutError",),
     "sotbus.comm.identity": ("identity_of",),
-    "sotbus.comm.lock_manager": ("FlockManager",),
+    "sotbus.comm.lock_manager": ("FlockManager", "recovers_lost_locks"),
     "sotbus.comm.mounts": ("LOCAL_FILE_SYSTEMS", "Mount", "stale_read_reason"),
     "sotbus.contracts": (
         "BoxFacts",
@@ -94,6 +94,7 @@ __all__ = [
     "hookimpl",
     "identity_of",
     "is_handle",
+    "recovers_lost_locks",
     "stale_read_reason",
 ]
 

@@ -107,7 +107,10 @@ class LockManager(Protocol):
 
     @property
     def fences_data(self) -> bool:
-        """Whether a holder that lost the lock unawares can no longer write."""
+        """Whether a holder that lost the lock unawares can no longer write through a descriptor that :meth:`fence` had.
+
+        True also where a lock cannot be lost unawares: on a local disk it ends with its process.
+        """
 
     def hold(self, path: str, exclusive: bool, bound_s: float) -> AbstractContextManager[object]:
         """Hold the lock of a lock file, which is made where it is not there, never removed, and opened read-write.
@@ -117,6 +120,18 @@ class LockManager(Protocol):
 
         *Errors*: :class:`LockTimeoutError` past the bound, when the context is made or entered; OSError.
         *Cancellation*: an exception that arrives while waiting leaves nothing locked; the lock dies with its process.
+        """
+
+    def fence(self, fd: int, bound_s: float) -> bool:
+        """Tie an open data file to the lock, so that a write to it fails once the lock was lost unawares.
+
+        Called under an exclusive hold, after the file was opened and before its length is read; the file is closed
+        before the hold ends, which unties it. Answers whether the lock can be lost at all (a lease that ends while its
+        holder is cut off); a manager whose lock cannot does nothing.
+
+        :param bound_s: seconds to wait; there is always one try.
+
+        *Errors*: :class:`LockTimeoutError` past the bound; OSError. Nothing was written then.
         """
 
 

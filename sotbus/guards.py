@@ -83,6 +83,10 @@ class GuardedLockManager(_Guard):
         with self._naming("fences_data"):
             return bool(self._inner.fences_data)
 
+    def fence(self, fd: int, bound_s: float) -> bool:
+        with self._naming("fence", LockTimeoutError, OSError):
+            return bool(self._inner.fence(fd, bound_s))
+
     @contextmanager
     def _held(self, path: str, exclusive: bool, bound_s: float) -> Iterator[object]:
         with self._naming("hold", LockTimeoutError, OSError):

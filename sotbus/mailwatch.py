@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from sotbus.comm.folder import open_regular
+from sotbus.comm.folder import open_regular, refresh_folder
 from sotbus.comm.mounts import LOCAL_FILE_SYSTEMS, mount_of
 
 if TYPE_CHECKING:
@@ -175,6 +175,7 @@ class MailWatch:
 
     def _look(self) -> Signature:
         """What would change if the inbox grew. Opened, since an NFS client asks the server at an open (nfs(5))."""
+        refresh_folder(self._folder)
         try:
             fd = open_regular(self.path)
         except OSError:

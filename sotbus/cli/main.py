@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from sotbus.cli.watchdog import watchdog
 from sotbus.errors import EX_FAILED, EX_USAGE, SotbusError, UsageError
 
 TYPE_CHECKING = False
@@ -36,6 +37,12 @@ COMMANDS = {
 
 COMM_COMMANDS = ("join", "leave", "send", "poll", "unread", "list", "whoami", "init", "status", "log", "watch", "prune")
 """Commands that ``sotbus comm`` has too, the same ones."""
+
+UNBOUNDED = ("watch",)
+"""Commands that go on for ever."""
+
+LOCK_WAITS = {"send": "inbox_lock_wait_s", "poll": "inbox_read_wait_s", "unread": "inbox_read_wait_s"}
+"""The longest wait for a lock that belongs to a command; of every other one it is the registry's."""
 
 TEXT_COMMANDS = ("send",)
 """Commands whose words are text from the first one that is no option: ``--config`` counts only before it."""
@@ -122,10 +129,23 @@ def _take_config(words: list[str], *, leading: bool) -> tuple[list[str], str | N
 
 
 def _run(name: str, words: list[str], box: Box | None, file: str | None) -> int:
+    """Call the command, under a bound on what its file system takes.
+
+    :param file: the config file that ``--config`` names.
+    """
+    if name not in UNBOUNDED:
+        watchdog.start(LOCK_WAITS.get(name, "lock_wait_s"))
+    try:
+        return _call(name, words, box, file)
+    finally:
+        watchdog.stop()
+
+
+def _call(name: str, words: list[str], box: Box | None, file: str | None) -> int:
     """Import the command's module and call it.
 
-    :param file: the config file that ``--config`` names. It goes before ``$SOTBUS_CONFIG``, and into its place for as
-        long as the command runs, so that whatever looks for the file, here or in a process started from here, finds it.
+    The config file of ``--config`` goes before ``$SOTBUS_CONFIG``, and into its place for as long as the command runs,
+    so that whatever looks for the file, here or in a process started from here, finds it.
     """
     loaded = __import__(f"sotbus.cli.{COMMANDS[name][0]}", fromlist=["run"])
     run = getattr(loaded, f"run_{name}")
@@ -197,4 +217,6 @@ def open_client(box: Box | None = None, *, new_config: bool = False) -> Client:
     here = box or ThisBox.here(os.environ)
     path = configuration.find(os.environ, here.declared_host)
     config = configuration.load(None if new_config and path is not None and not os.path.lexists(path) else path)
-    return assemble(here, os.environ, config, lambda line: terminal.err(terminal.shown(line)), CommClient)
+    client = assemble(here, os.environ, config, lambda line: terminal.err(terminal.shown(line)), CommClient)
+    watchdog.bound(client.settings, client.folder.root)
+    return client

@@ -6,6 +6,7 @@ import json
 import os
 
 from sotbus import message
+from sotbus.comm.folder import refresh_folder
 from sotbus.errors import NotHere
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def is_there(path: str) -> bool:
     """Whether an inbox is there at all. *Errors*: OSError where that cannot be told: it is not called empty then."""
+    refresh_folder(os.path.dirname(path))
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -7,6 +7,7 @@ import os
 from sotbus import message
 from sotbus.cli import terminal
 from sotbus.cli.main import open_client
+from sotbus.cli.watchdog import watchdog
 from sotbus.comm.sending import Outbox, touch
 from sotbus.errors import EX_FAILED, BadRequest, RegistryUnreadable, SotbusError
 
@@ -31,6 +32,9 @@ examples:
   sotbus send --broadcast 'rebooting in five minutes'
 
 exit status: 0 filed (every one), 1 FAILED or refused"""
+
+UNKNOWN = "the outcome is unknown"
+"""What a send says of a line whose file system does not answer."""
 
 READ_BYTES = 1 << 16
 
@@ -76,6 +80,8 @@ def run_send(words: list[str], box: Box | None) -> int:
 
 def _send(broadcast: bool, target: str, words: list[str] | None, box: Box | None) -> int:
     """Verify the sender, file, answer, and only then touch. *Errors*: SotbusError, OSError: nothing was filed."""
+    to = "--broadcast" if broadcast else terminal.shown(target)
+    watchdog.expect("nothing was sent", f"FAILED -> {to}: ")
     client = open_client(box)
     text = _from_stdin(client.settings.max_text_bytes) if words is None else " ".join(words)
     message.check_text(text, client.settings.max_text_bytes)
@@ -87,6 +93,7 @@ def _send(broadcast: bool, target: str, words: list[str] | None, box: Box | None
             raise RegistryUnreadable("the registry could not be read; nothing was sent", hint=error.hint) from error
         raise
     status = _broadcast(outbox, text) if broadcast else _directed(outbox, target[1:], text)
+    watchdog.expect("every answer above stands")
     touch(client, outbox.sender.handle, outbox.agents)
     return status
 
@@ -100,6 +107,7 @@ def _refused(to: str, error: SotbusError | OSError) -> int:
 
 
 def _directed(outbox: Outbox, to: str, text: str) -> int:
+    watchdog.expect(UNKNOWN, f"FAILED -> @{terminal.shown(to)}: ")
     outbox.send(to, text)
     _answer(f"  filed -> @{to}")
     return 0
@@ -107,13 +115,16 @@ def _directed(outbox: Outbox, to: str, text: str) -> int:
 
 def _broadcast(outbox: Outbox, text: str) -> int:
     filed = asked = 0
-    for to, error in outbox.broadcast(text):
+    for to in outbox.others():
         asked += 1
-        if error is None:
+        watchdog.expect(UNKNOWN, f"FAILED -> @{terminal.shown(to)}: ")
+        try:
+            outbox.send(to, text, broadcast=True)
+        except SotbusError as error:
+            terminal.err(f"FAILED -> @{terminal.shown(to)}: {terminal.shown(str(error))}")
+        else:
             filed += 1
             _answer(f"  filed -> @{to}")
-        else:
-            terminal.err(f"FAILED -> @{terminal.shown(to)}: {terminal.shown(str(error))}")
     of_all = f"{filed}" if filed == asked else f"{filed} of {asked}"
     _answer(f"Broadcast to {of_all} agent(s).")
     return 0 if filed == asked else EX_FAILED
@@ -163,7 +174,10 @@ def _from_stdin(max_bytes: int) -> str:
 
 
 def _read_stdin() -> bytes:
+    watchdog.pause()
     try:
         return os.read(0, READ_BYTES)
     except OSError as error:
         raise BadRequest(f"standard input cannot be read ({error.strerror}); nothing was sent") from error
+    finally:
+        watchdog.progress()

@@ -7,6 +7,7 @@ import os
 import sys
 from functools import lru_cache
 
+from sotbus.cli.watchdog import watchdog
 from sotbus.message import shown as shown
 
 TYPE_CHECKING = False
@@ -27,12 +28,16 @@ def out(text: str) -> None:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         data = text.encode("utf-8", "backslashreplace")
+    watchdog.pause()
     _stdout().buffer.write(data + b"\n")
+    watchdog.progress()
 
 
 def flush() -> None:
     """Hand everything to the system. *Errors*: OSError: what was to be shown was not."""
+    watchdog.pause()
     _stdout().buffer.flush()
+    watchdog.progress()
 
 
 def _stdout() -> TextIO:
@@ -57,11 +62,14 @@ def err(text: str) -> None:
         pass
     if sys.stderr is None:
         return
+    watchdog.pause()
     try:
         sys.stderr.buffer.write((text + "\n").encode("utf-8", "backslashreplace"))
         sys.stderr.buffer.flush()
     except (OSError, ValueError):
         return
+    finally:
+        watchdog.progress()
 
 
 def tell(error: SotbusError, prefix: str = "") -> int:

@@ -88,6 +88,26 @@ def acquire(path: str, *, exclusive: bool, bound_s: float, polling: bool) -> Fil
     return FileLock(fd)
 
 
+def fence(fd: int, bound_s: float) -> None:
+    """flock an open data file, exclusively, by non-blocking tries within ``bound_s`` seconds; there is always one.
+
+    The NFS client then sends its writes under that lock: once the lease that held it has ended, they fail with EIO and
+    touch nothing (decisions, sot-comm 16). Undone by :func:`unfence`.
+
+    *Errors*: :class:`LockTimeoutError` past the bound; OSError.
+    """
+    if not _try(fd, fcntl.LOCK_EX):
+        _poll(fd, fcntl.LOCK_EX, time.monotonic() + bound_s)
+
+
+def unfence(fd: int) -> None:
+    """Unlock a data file before it is closed: a child forked meanwhile shares it, and would leave it locked."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError:
+        return
+
+
 def _try(fd: int, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)

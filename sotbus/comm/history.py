@@ -11,7 +11,7 @@ import os
 
 from sotbus.comm import cursor as cursors
 from sotbus.comm import offset_hint
-from sotbus.comm.folder import close_quietly, open_regular
+from sotbus.comm.folder import close_quietly, open_regular, refresh_folder
 from sotbus.comm.inbox import Inbox, end_of_last_line, look
 from sotbus.comm.manager_record import reads_under_lock
 from sotbus.errors import FolderError
@@ -106,6 +106,7 @@ def open_history(client: Client, handle: str, warn: Callable[[str], None] | None
     """
     folder = client.folder
     path = folder.inbox(handle)
+    refresh_folder(folder.inboxes)
     if not os.path.lexists(path):
         return None
     lock = None
@@ -121,6 +122,7 @@ def open_history(client: Client, handle: str, warn: Callable[[str], None] | None
             "a line may show twice, none is lost"
         )
     try:
+        refresh_folder(folder.cursors)
         cursor = cursors.read(folder.cursor(handle))
         fd = open_regular(path)
         try:

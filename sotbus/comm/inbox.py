@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from contextlib import ExitStack
 
 from sotbus.comm import flock
@@ -27,6 +28,9 @@ TAIL_BLOCK_BYTES = 4096
 """How much is read at a time when the last newline before a torn tail is looked for."""
 
 APPEND_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT
+
+NO_ROOM_ERRNOS = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+"""Refusals of a server that still knows the writer's lock: after any other one under a lease, the lock may be gone."""
 
 SCAN_BLOCK_BYTES = 1 << 20
 """How much is read at a time when lines are counted from the start."""
@@ -61,21 +65,24 @@ class Inbox:
 
         *Durability*: when this returns, the line is whole on disk (fdatasync; for a first line the folder too).
         *Errors*: :class:`InboxLockHeld` past the bound; :class:`FilingFailed` for anything the system refuses: the file
-        is cut back to its length before the line, and ``outcome_unknown`` is set where that failed too.
+        is cut back to its length before the line, and ``outcome_unknown`` is set where that failed too, and where the
+        lock may have been lost meanwhile (a lease that ended while this box was cut off): others may have written
+        since, so that the file is touched only through the descriptor that the lock fences.
         *Cancellation*: an exception that arrives meanwhile (KeyboardInterrupt) cuts the line back too.
         """
+        deadline = time.monotonic() + bound_s
         try:
             lock = self.manager.hold(self.lock_path, True, bound_s)
             lock.__enter__()  # a manager may take the lock here or in hold; both belong to this try
         except flock.LockTimeoutError:
-            raise InboxLockHeld(
-                f"the inbox lock for @{self.handle} was held for {bound_s:g}s — nothing was appended"
-            ) from None
+            raise self._held(bound_s) from None
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         cut: list[int] = []
         try:
-            self._append_locked(line, cut)
+            self._append_locked(line, cut, deadline)
+        except flock.LockTimeoutError:
+            raise self._held(bound_s) from None
         finally:
             try:
                 lock.__exit__(None, None, None)
@@ -86,25 +93,32 @@ class Inbox:
             if cut:
                 self.on_cut(cut[0])
 
-    def _append_locked(self, line: bytes, cut: list[int]) -> None:
-        """The steps between lock and release: open, cut a torn tail, write whole, sync, close."""
+    def _held(self, bound_s: float) -> InboxLockHeld:
+        return InboxLockHeld(f"the inbox lock for @{self.handle} was held for {bound_s:g}s — nothing was appended")
+
+    def _append_locked(self, line: bytes, cut: list[int], deadline: float) -> None:
+        """The steps between lock and release: open, fence, cut a torn tail, write whole, sync, close."""
         try:
             fd = os.open(self.path, APPEND_FLAGS, PRIVATE_FILE)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
+        leased = False
         try:
+            leased = self.manager.fence(fd, max(0.0, deadline - time.monotonic()))
             length = os.lseek(fd, 0, os.SEEK_END)
             kept = end_of_last_line(fd, length)
             if kept != length:
                 os.ftruncate(fd, kept)
                 cut.append(length - kept)
-            self._write(fd, kept, line)
+            self._write(fd, kept, line, leased)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         finally:
+            if leased:
+                flock.unfence(fd)
             close_quietly(fd)
 
-    def _write(self, fd: int, length: int, line: bytes) -> None:
+    def _write(self, fd: int, length: int, line: bytes, leased: bool) -> None:
         """Write and sync, a new file's folder too, or put the length back."""
         try:
             if length == 0:  # before the line, so that any line that stands has a synced name
@@ -118,6 +132,12 @@ class Inbox:
                 why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
                 raise FilingFailed(
                     f"the append failed: {why}; cutting it back failed too ({cut.strerror}), so the outcome is unknown",
+                    outcome_unknown=True,
+                ) from error
+            if leased and isinstance(error, OSError) and error.errno not in NO_ROOM_ERRNOS:
+                raise FilingFailed(
+                    f"the append failed: {error.strerror or error}; its lock may have been lost meanwhile, so the "
+                    "outcome is unknown",
                     outcome_unknown=True,
                 ) from error
             raise

@@ -1,7 +1,8 @@
 """How this box excludes other writers of a folder: a lock manager, chosen by the mount (sot-comm v1, The lock manager).
 
 A lock manager has an ``identity``, says whether a freshly opened file is fresh (``proves_fresh_read``) and whether a
-lost lease cannot let two writers in (``fences_data``), and has ``hold(path, exclusive, bound_s)``, a context manager.
+lost lease cannot let two writers in (``fences_data``), and has ``hold(path, exclusive, bound_s)``, a context manager,
+and ``fence(fd, bound_s)``, which ties a data file to the lock.
 """
 
 from __future__ import annotations
@@ -32,18 +33,28 @@ if TYPE_CHECKING:
         @property
         def fences_data(self) -> bool: ...
         def hold(self, path: str, exclusive: bool, bound_s: float) -> AbstractContextManager[object]: ...
+        def fence(self, fd: int, bound_s: float) -> bool: ...
 
     Factory = Callable[[Mount | None, str | None], LockManager | None]
 
 
-class FlockManager:
-    """flock(2) under an identity of the page: waited for in the kernel's queue, or tried again and again on NFS."""
+RECOVER_LOST_LOCKS = "/sys/module/nfs/parameters/recover_lost_locks"
+"""The NFS client's parameter: Y makes it write on after a lease was lost, as if the lock had been held all along."""
 
-    __slots__ = ("fences_data", "identity", "polling", "proves_fresh_read")
+
+class FlockManager:
+    """flock(2) under an identity of the page: waited for in the kernel's queue, or tried again and again on NFS.
+
+    :param fences_data: false where a lost lease can let two writers in although the data file is fenced.
+
+    ``leased`` says that the lock ends with a lease, unawares, when its holder is cut off from the server.
+    """
+
+    __slots__ = ("fences_data", "identity", "leased", "polling", "proves_fresh_read")
 
     def __init__(self, identity: str, *, proves_fresh_read: bool = True, fences_data: bool = True) -> None:
         self.identity = identity
-        self.polling = identity.startswith(NFS4)
+        self.polling = self.leased = identity.startswith(NFS4)
         self.proves_fresh_read = proves_fresh_read
         self.fences_data = fences_data
 
@@ -57,6 +68,24 @@ class FlockManager:
         """
         return flock.acquire(path, exclusive=exclusive, bound_s=bound_s, polling=self.polling)
 
+    def fence(self, fd: int, bound_s: float) -> bool:
+        """Under a lease, flock the data file too: a write through ``fd`` then fails once the lease was lost.
+
+        *Errors*: :class:`sotbus.comm.flock.LockTimeoutError` past ``bound_s`` seconds; OSError.
+        """
+        if self.leased:
+            flock.fence(fd, bound_s)
+        return self.leased
+
+
+def recovers_lost_locks(path: str = RECOVER_LOST_LOCKS) -> bool:
+    """Whether this kernel's NFS client takes lost locks again by itself, which undoes the fence (decisions 16)."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(1) in ("Y", "1")
+    except OSError:
+        return False  # no NFS client is loaded, and its default is no
+
 
 def page_lock_manager(mount: Mount | None, machine_id: str | None) -> FlockManager:
     """The manager that the page names for a mount, whichever it is."""
@@ -64,7 +93,7 @@ def page_lock_manager(mount: Mount | None, machine_id: str | None) -> FlockManag
     return FlockManager(
         identity,
         proves_fresh_read=stale_read_reason(mount) is None,
-        fences_data=not identity.startswith(NFS4),
+        fences_data=not (identity.startswith(NFS4) and recovers_lost_locks()),
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 from sotbus import message
 from sotbus.comm import cursor, offset_hint
+from sotbus.comm.folder import refresh_folder
 from sotbus.comm.inbox import Inbox, Look, look
 from sotbus.comm.manager_record import reads_under_lock
 from sotbus.errors import SotbusError
@@ -27,6 +28,7 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
     *Errors*: :class:`InboxBusy` where the lock is held past its bound; nothing was read.
     """
     folder = client.folder
+    refresh_folder(folder.inboxes)
     there = os.path.lexists(folder.inbox(handle))
     lock: AbstractContextManager[object] = nullcontext()
     try:
@@ -40,6 +42,7 @@ def look_at(client: Client, handle: str, warn: Callable[[str], None]) -> Look:
         )
     with lock:
         try:
+            refresh_folder(folder.cursors)
             before = cursor.read(folder.cursor(handle))
             seen = look(folder.inbox(handle), before, offset_hint.read(folder, handle))
         except OSError as error:
@@ -61,6 +64,7 @@ def advance(client: Client, handle: str, seen: Look) -> None:
     if not seen.lines:
         return
     path = client.folder.cursor(handle)
+    refresh_folder(client.folder.cursors)
     now = cursor.read(path)
     if now != seen.cursor and now.hash and (now.count or 0) > seen.total:
         return  # another poll of this handle read further meanwhile

@@ -7,7 +7,15 @@ import os
 import time
 
 from sotbus.comm import registry_json
-from sotbus.comm.folder import PRIVATE_FILE, open_regular, remove_quietly, sync_folder, touch_folder, write_whole
+from sotbus.comm.folder import (
+    PRIVATE_FILE,
+    open_regular,
+    refresh_folder,
+    remove_quietly,
+    sync_folder,
+    touch_folder,
+    write_whole,
+)
 from sotbus.comm.registry_lock import RegistryLock
 from sotbus.errors import RegistryUnreadable, RegistryWriteFailed
 
@@ -43,7 +51,7 @@ class Registry:
         *Errors*: :class:`RegistryWriteFailed`; a file, or a folder, that is there already is none.
         """
         path = self.folder.registry
-        if os.path.lexists(path):
+        if self._is_there():
             return
         temp = f"{path}.new.{os.getpid()}.{int.from_bytes(os.urandom(4), 'big')}"
         try:
@@ -51,7 +59,7 @@ class Registry:
             try:
                 os.link(temp, path)
             except OSError:
-                if not os.path.lexists(path):
+                if not self._is_there():
                     raise
             finally:
                 remove_quietly(temp)
@@ -66,6 +74,11 @@ class Registry:
                 f"FAILED: the registry was created, but its folder could not be synced ({error.strerror or error}); "
                 "run the command again"
             ) from error
+
+    def _is_there(self) -> bool:
+        """Whether there is a registry, or whatever else has its name; asked of the server, not of a remembered name."""
+        refresh_folder(self.folder.root)
+        return os.path.lexists(self.folder.registry)
 
     def read(self) -> dict[str, Any]:
         """The whole document, fresh.
@@ -91,6 +104,7 @@ class Registry:
     def _bytes(self) -> bytes | None:
         """The file's bytes; None where the first open finds no file. A good read is never tried again."""
         path = self.folder.registry
+        refresh_folder(self.folder.root)
         try:
             data = read_file(path)
             if data:
@@ -127,7 +141,7 @@ class Registry:
         """
         with self.lock.hold(bound_s):
             try:
-                touch_folder(self.folder.root)
+                touch_folder(self.folder.root)  # without it no read proves what another box wrote
                 document = self.read()
             except (OSError, RegistryUnreadable) as error:
                 raise RegistryWriteFailed(
@@ -181,6 +195,7 @@ def rename_believing(temp: str, path: str) -> None:
     try:
         os.rename(temp, path)
     except OSError:
+        refresh_folder(os.path.dirname(path))
         if os.path.lexists(temp) or os.lstat(path).st_ino != inode:
             raise
 

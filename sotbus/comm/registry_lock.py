@@ -294,7 +294,7 @@ def link_record(target: str, folder: str, record: Holder) -> bool:
         try:
             os.link(temp, target)
         except OSError as error:
-            if os.fstat(fd).st_nlink == 2:
+            if _has_two_names(temp):
                 return True
             if isinstance(error, FileExistsError):
                 return False
@@ -303,6 +303,19 @@ def link_record(target: str, folder: str, record: Holder) -> bool:
     finally:
         close_quietly(fd)
         remove_quietly(temp)
+
+
+def _has_two_names(temp: str) -> bool:
+    """Whether a temp file is the lock too, read through a descriptor that is new: an old one's facts may be stale."""
+    try:
+        touch_folder(os.path.dirname(temp))
+        fd = os.open(temp, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return os.fstat(fd).st_nlink == 2
+    finally:
+        close_quietly(fd)
 
 
 def read_first_line(path: str) -> str:

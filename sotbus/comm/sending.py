@@ -88,11 +88,13 @@ class Outbox:
             inbox = self._inboxes[to] = Inbox(self.client.folder, to, manager, on_cut)
         return inbox
 
+    def others(self) -> list[str]:
+        """Every handle but the sender's own: whom a broadcast goes to."""
+        return [to for to in self.agents if to != self.sender.handle]
+
     def broadcast(self, text: str) -> Iterator[tuple[str, SotbusError | None]]:
         """File a copy for every other handle; yields each handle and why it was not filed, or None."""
-        for to in self.agents:
-            if to == self.sender.handle:
-                continue
+        for to in self.others():
             try:
                 self.send(to, text, broadcast=True)
             except SotbusError as error:

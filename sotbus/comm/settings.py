@@ -20,6 +20,10 @@ INBOX_LOCK_WAIT_S = 2.0
 INBOX_READ_WAIT_S = 3.0
 """Shared inbox lock of a reader (``SOT_INBOX_READ_WAIT_SECS``)."""
 
+MOUNT_WAIT_S = 10.0
+"""What a command's calls into the folder's file system may take, beside its waits for locks, before the mount counts as
+hung: more than a busy disk needs, less than a person waits for."""
+
 WAIT_VARIABLES = {
     "lock_wait_s": "SOT_LOCK_WAIT_SECS",
     "inbox_lock_wait_s": "SOT_INBOX_LOCK_WAIT_SECS",
@@ -31,7 +35,14 @@ WAIT_VARIABLES = {
 class Settings:
     """All waits are in seconds, ``max_text_bytes`` in bytes of UTF-8."""
 
-    __slots__ = ("inbox_lock_wait_s", "inbox_read_wait_s", "lock_wait_s", "max_text_bytes", "touch_wait_s")
+    __slots__ = (
+        "inbox_lock_wait_s",
+        "inbox_read_wait_s",
+        "lock_wait_s",
+        "max_text_bytes",
+        "mount_wait_s",
+        "touch_wait_s",
+    )
 
     def __init__(
         self,
@@ -40,12 +51,14 @@ class Settings:
         touch_wait_s: float = TOUCH_WAIT_S,
         inbox_lock_wait_s: float = INBOX_LOCK_WAIT_S,
         inbox_read_wait_s: float = INBOX_READ_WAIT_S,
+        mount_wait_s: float = MOUNT_WAIT_S,
         max_text_bytes: int = MAX_TEXT_BYTES,
     ) -> None:
         self.lock_wait_s = lock_wait_s
         self.touch_wait_s = touch_wait_s
         self.inbox_lock_wait_s = inbox_lock_wait_s
         self.inbox_read_wait_s = inbox_read_wait_s
+        self.mount_wait_s = mount_wait_s
         self.max_text_bytes = max_text_bytes
 
     def __repr__(self) -> str:
@@ -60,6 +73,7 @@ class Settings:
         lock_wait_s: float | None = None,
         inbox_lock_wait_s: float | None = None,
         inbox_read_wait_s: float | None = None,
+        mount_wait_s: float | None = None,
     ) -> Settings:
         """The environment's waits, else those given (the config file's), else the defaults.
 
@@ -69,6 +83,7 @@ class Settings:
             lock_wait_s=_wait(environ, "lock_wait_s", lock_wait_s, LOCK_WAIT_S),
             inbox_lock_wait_s=_wait(environ, "inbox_lock_wait_s", inbox_lock_wait_s, INBOX_LOCK_WAIT_S),
             inbox_read_wait_s=_wait(environ, "inbox_read_wait_s", inbox_read_wait_s, INBOX_READ_WAIT_S),
+            mount_wait_s=MOUNT_WAIT_S if mount_wait_s is None else mount_wait_s,
             max_text_bytes=max_text_bytes,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ class Hold:
 class FakeLockManager:
     """Excludes by flock(2) under an identity of the test's choice, on whatever file system the test runs.
 
-    ``holds`` has every call of ``hold``, ``held`` the ones that hold the lock now.
+    ``holds`` has every call of ``hold``, ``held`` the ones that hold the lock now, ``fenced`` the
+    inode of each file that was fenced.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class FakeLockManager:
         self.fences_data = fences_data
         self.holds: list[Hold] = []
         self.held: list[Hold] = []
+        self.fenced: list[int] = []
         self._flock = FlockManager(identity)
         self._turn = threading.Lock()
         self._failures: list[Exception] = []
@@ -62,6 +65,12 @@ class FakeLockManager:
             finally:
                 with self._turn:
                     self.held.remove(call)
+
+    def fence(self, fd: int, bound_s: float) -> bool:
+        """Note the descriptor's file in ``fenced``; a lock of one machine cannot be lost. *Errors*: OSError."""
+        del bound_s
+        self.fenced.append(os.fstat(fd).st_ino)
+        return False
 
     @contextmanager
     def held_by_another(self, path: str, exclusive: bool = True) -> Iterator[None]:

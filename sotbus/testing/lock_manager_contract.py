@@ -81,6 +81,23 @@ class LockManagerContract:
         assert isinstance(manager.proves_fresh_read, bool)
         assert isinstance(manager.fences_data, bool)
 
+    def test_it_fences_an_open_file_under_a_hold_and_lets_it_go_when_the_file_is_closed(
+        self, manager: LockManager, lock_path: str
+    ) -> None:
+        answers = []
+        for _ in range(2):
+            with manager.hold(lock_path, True, 0.0):
+                fd = os.open(lock_path + ".data", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                try:
+                    answers.append(manager.fence(fd, 0.0))
+                    os.write(fd, b"line\n")
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+        assert answers in ([True, True], [False, False])
+        with open(lock_path + ".data", "rb") as file:
+            assert file.read() == b"line\nline\n"
+
     def test_its_module_imports_no_trio(self, manager: LockManager) -> None:
         module = type(manager).__module__
         code = f"import sys, {module}; print('trio' in sys.modules)"

@@ -78,6 +78,9 @@ class Flock:
         with FLOCK.hold(path, exclusive, bound_s):
             yield
 
+    def fence(self, fd: int, bound_s: float) -> bool:
+        return False
+
 
 @found_by("Lock", "test_two_processes_never_hold_it_at_once", "test_two_threads_never_hold_it_at_once")
 class LocksNothing(Flock):

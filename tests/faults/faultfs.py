@@ -403,6 +403,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--while-stdin", action="store_true", help="unmount when standard input ends")
     options = parser.parse_args(arguments)
 
+    os.environ["FUSE_LIBRARY_NAME"] = "fuse3"  # else it takes libfuse 2 where that is installed too
     mfusepy: Any = importlib.import_module("mfusepy")  # untyped; and what needs no mount can do without it
     fuse: Any = type("FaultFuse", (mfusepy.FUSE,), {"truncate_fuse_3": _truncate, "rename_fuse_3": _rename})
     threads: dict[str, int] = {}

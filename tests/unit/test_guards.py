@@ -76,6 +76,9 @@ class Raising:
     def hold(self, path: str, exclusive: bool, bound_s: float) -> AbstractContextManager[object]:
         raise self.error
 
+    def fence(self, fd: int, bound_s: float) -> bool:
+        raise self.error
+
     async def deliver(self, filing: Filing, deadline_s: float) -> Receipt:
         raise self.error
 
@@ -161,6 +164,7 @@ NAMED: dict[tuple[type, str], Callable[[Any], Any]] = {
     (LockManager, "proves_fresh_read"): lambda it: it.proves_fresh_read,
     (LockManager, "fences_data"): lambda it: it.fences_data,
     (LockManager, "hold"): hold,
+    (LockManager, "fence"): lambda it: it.fence(0, 0.0),
     (Delivery, "deliver"): lambda it: trio.run(use, it.deliver, FILING, 1),
     (Delivery, "serve"): lambda it: trio.run(use, it.serve, NoInbound()),
     (Transport, "request"): lambda it: trio.run(use, it.request, "u.vm", b"q", 1),
@@ -342,6 +346,10 @@ class Locks:
     def hold(self, path: str, exclusive: bool, bound_s: float) -> AbstractContextManager[object]:
         self.log.append((path, exclusive, bound_s))
         return self._held()
+
+    def fence(self, fd: int, bound_s: float) -> bool:
+        self.log.append((fd, bound_s))
+        return True
 
     @contextmanager
     def _held(self) -> Iterator[str]:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sotbus_nfs import lock_manager as nfs_lock_manager
 from world import EXT4, MACHINE
 
 import sotbus
 from sotbus import lock_managers
 from sotbus.api import FlockManager, hookimpl
-from sotbus.comm.lock_manager import choose, page_lock_manager
+from sotbus.comm.lock_manager import choose, page_lock_manager, recovers_lost_locks
 from sotbus.comm.mounts import Mount, mount_of
 from sotbus.errors import PluginError
 from sotbus.plugins import Plugins
@@ -73,8 +74,25 @@ def test_the_cold_path_and_the_facade_choose_the_same(case: dict[str, Any], name
 def test_the_in_tree_plugins_together_choose_what_the_page_says(case: dict[str, Any], names: tuple[str, ...]) -> None:
     identity, fresh, fences = chosen(case, lock_managers.resolve(names, fail))
     assert (identity, fresh) == (case["identity"], case["proves_fresh_read"])
-    assert fences is not identity.startswith("nfs4 ")
+    assert fences
     assert (identity, fresh, fences) == chosen(case, [page_lock_manager])
+
+
+@pytest.mark.parametrize(("text", "undone"), [("Y\n", True), ("1\n", True), ("N\n", False), (None, False)])
+def test_a_client_that_takes_lost_locks_again_by_itself_undoes_the_fence(
+    text: str | None, undone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """decisions, sot-comm 16; the parameter of the kernel's NFS client, which may not be loaded."""
+    parameter = tmp_path / "recover_lost_locks"
+    if text is not None:
+        parameter.write_text(text)
+    monkeypatch.setattr(recovers_lost_locks, "__defaults__", (str(parameter),))
+    nfs, disk = (Mount("/", fstype, "f:/x", ("rw",), ("vers=4.2", "local_lock=none")) for fstype in ("nfs4", "ext4"))
+    for make in (nfs_lock_manager.make, page_lock_manager):
+        manager = make(nfs, "m")
+        assert manager is not None
+        assert manager.fences_data is not undone
+    assert page_lock_manager(disk, "m").fences_data
 
 
 @each_case
@@ -119,6 +137,9 @@ class Locks:
 
     def hold(self, path: str, exclusive: bool, bound_s: float) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def fence(self, fd: int, bound_s: float) -> bool:
+        return False
 
 
 @each_case
