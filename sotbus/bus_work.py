@@ -14,7 +14,7 @@ from sotbus import message
 from sotbus.bus_values import Message, Receipt, message_of
 from sotbus.comm import cursor, reading
 from sotbus.comm.cursor import Cursor
-from sotbus.comm.folder import open_regular
+from sotbus.comm.folder import open_regular, refresh_folder
 from sotbus.comm.inbox import Inbox, Look, look
 from sotbus.comm.manager_record import reads_under_lock
 from sotbus.comm.offset_hint import Hint
@@ -52,6 +52,7 @@ class RegistryFile:
         self._known = None
 
     def _look(self) -> Signature:
+        refresh_folder(os.path.dirname(self._path))
         try:
             fd = open_regular(self._path)
         except OSError:
@@ -253,6 +254,7 @@ class Follower:
         folder, settings = self.client.folder, self.client.settings
         path = folder.inbox(self.handle)
         lock = None
+        refresh_folder(folder.inboxes)
         try:
             manager = reads_under_lock(folder, self.client.box) if os.path.lexists(path) else None
             if manager is not None:
