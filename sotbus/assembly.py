@@ -6,6 +6,7 @@ from sotbus import config as configuration
 from sotbus.comm.client import Client
 from sotbus.comm.folder import Folder
 from sotbus.comm.settings import Settings
+from sotbus.comm.topology import Topology
 from sotbus.lock_managers import resolve
 
 TYPE_CHECKING = False
@@ -42,7 +43,8 @@ def assemble(
         lock_wait_s=config.lock_wait_s,
         inbox_lock_wait_s=config.inbox_lock_wait_s,
         inbox_read_wait_s=config.inbox_read_wait_s,
+        mount_wait_s=config.mount_wait_s,
     )
     folder = Folder.of(environ, config.comm_home)
-    stand_in = not environ.get("SOT_RELAY_ENDPOINT")
-    return kind(folder, box, environ, settings=settings, notify=notify, stand_in=stand_in)
+    topology = Topology.of(environ, config.hub, config.own_folder)
+    return kind(folder, box, environ, settings=settings, notify=notify, topology=topology)

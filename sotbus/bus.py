@@ -23,7 +23,7 @@ from sotbus.bus_values import Agent, Message, Receipt, agent_of
 from sotbus.bus_work import Keeper, Reader, Sender
 from sotbus.comm import membership
 from sotbus.comm.sending import touch
-from sotbus.errors import BadRequest, FolderError, InboxBusy, NeedsNode, SotbusError
+from sotbus.errors import BadRequest, FolderError, InboxBusy, MountHung, NeedsNode, SotbusError
 from sotbus.mailwatch import MailWatch
 from sotbus.mount_limits import DISK_S, Worker, limiter_of
 from sotbus.program import client_maker
@@ -97,7 +97,8 @@ async def open_bus_over(
         limiter = await limiter_of(folder.root)
     except OSError as error:
         raise FolderError(f"the comm folder {folder.root} cannot be looked at: {error.strerror or error}") from error
-    worker = Worker(limiter, settings.lock_wait_s + settings.touch_wait_s + DISK_S)
+    entering_s = settings.lock_wait_s + settings.touch_wait_s
+    worker = Worker(limiter, entering_s + DISK_S, entering_s + settings.mount_wait_s)
     handle = await worker.run(partial(_enter, sending, join, expertise))
     bus = Bus(handle, limiter, sending, reading, keeping)
     scope = trio.CancelScope()
@@ -127,7 +128,8 @@ class Bus:
 
     Any task of the trio run may call it. Sends wait for each other, and so do reads.
 
-    *Errors* of every method: :class:`BadRequest` once the block is left.
+    *Errors* of every method: :class:`BadRequest` once the block is left; :class:`MountHung` where the folder's file
+    system does not answer within the wait for its lock and ``comm.mount_wait_s`` (10 s).
     """
 
     def __init__(
@@ -138,9 +140,13 @@ class Bus:
         self._sender = Sender(sending, handle)
         self._reading = reading
         self._keeper = Keeper(keeping, handle)
-        self._send_worker = Worker(limiter, settings.inbox_lock_wait_s + DISK_S)
-        self._read_worker = Worker(limiter, settings.inbox_read_wait_s + DISK_S)
-        self._keep_worker = Worker(limiter, settings.touch_wait_s + DISK_S)
+
+        def worker(wait_s: float) -> Worker:
+            return Worker(limiter, wait_s + DISK_S, wait_s + settings.mount_wait_s)
+
+        self._send_worker = worker(settings.inbox_lock_wait_s)
+        self._read_worker = worker(settings.inbox_read_wait_s)
+        self._keep_worker = worker(settings.touch_wait_s)
         self._poll_turn = trio.Lock()
         self._used = trio.Event()
         self._mail: weakref.WeakSet[Mail] = weakref.WeakSet()
@@ -265,7 +271,10 @@ class Bus:
         """The stamp of what was done since the last one, so that a program of one send is seen too."""
         if self._used.is_set():
             self._used = trio.Event()
-            await self._keep_worker.run(self._keeper.touch)
+            try:
+                await self._keep_worker.run(self._keeper.touch)
+            except MountHung:
+                return  # the stamp is best effort
 
     async def _keep_live(self, scope: trio.CancelScope) -> None:
         """Stamp ``last_seen`` after the bus was used, and now and then when it was not; never in the way of an answer.

@@ -24,7 +24,10 @@ DEFAULT_PLUGINS = ("filesystem", "nfs")
 OPTION, VARIABLE, HOST_FILE, COMMON_FILE = "--config", "$SOTBUS_CONFIG", "file of this host", "common file"
 """How a file is found, in this order."""
 
-TABLES = ("box", "comm", "message")
+COMMON_LEAF = "config.toml"
+"""The name of the common file, which every box with this home reads that has no file of its own."""
+
+TABLES = ("topology", "box", "comm", "message")
 """The tables that a file may have, but for the plugins' own."""
 
 _HEADERS = tuple(f"[{table}]".encode() for table in TABLES)
@@ -39,12 +42,15 @@ class Config:
     :param path: the file that was read, or None for defaults alone.
     :param plugins: the plugins to load, in order.
     :param plugin_tables: ``[plugin.NAME]`` by name, as it stands in the file; the plugin judges what is in it.
+    :param hub: the declared host of the box that owns the topology's comm folder, or None where none is named.
+    :param own_folder: whether this box owns its comm folder whatever its mount; else the mount decides.
     :param machine_id: stands in where the machine has no /etc/machine-id.
     :param comm_home: the comm folder, below ``$SOT_COMM_HOME``.
     :param lock_wait_s: seconds for the registry lock; this and the next two are None where the file says nothing, and
         the environment goes before them (:meth:`sotbus.comm.settings.Settings.of`).
     :param inbox_lock_wait_s: seconds for the inbox lock of an append.
     :param inbox_read_wait_s: seconds for the shared inbox lock of a reader.
+    :param mount_wait_s: seconds that a command's calls into a file system may take, or None where nothing is said.
     :param max_text_bytes: the largest message text, in bytes of UTF-8.
     """
 
@@ -53,11 +59,14 @@ class Config:
         "_lines",
         "_text",
         "comm_home",
+        "hub",
         "inbox_lock_wait_s",
         "inbox_read_wait_s",
         "lock_wait_s",
         "machine_id",
         "max_text_bytes",
+        "mount_wait_s",
+        "own_folder",
         "path",
         "plugin_tables",
         "plugins",
@@ -67,11 +76,14 @@ class Config:
         self.path: str | None = None
         self.plugins: tuple[str, ...] = DEFAULT_PLUGINS
         self.plugin_tables: Mapping[str, Mapping[str, object]] = {}
+        self.hub: str | None = None
+        self.own_folder = False
         self.machine_id: str | None = None
         self.comm_home: str | None = None
         self.lock_wait_s: float | None = None
         self.inbox_lock_wait_s: float | None = None
         self.inbox_read_wait_s: float | None = None
+        self.mount_wait_s: float | None = None
         self.max_text_bytes: int = MAX_TEXT_BYTES
         self._text = ""
         self._document: Mapping[str, object] = {}
@@ -130,7 +142,7 @@ def candidates(
         (OPTION, option or None),
         (VARIABLE, environ.get("SOTBUS_CONFIG") or None),
         (HOST_FILE, host_file(environ, declared_host) if at_home else None),
-        (COMMON_FILE, f"{folder}/config.toml" if at_home else None),
+        (COMMON_FILE, f"{folder}/{COMMON_LEAF}" if at_home else None),
     )
 
 

@@ -23,6 +23,12 @@ MAX_WAIT_S = 86400
 MAX_SHOWN = 60
 """Characters of a wrong value that a message repeats."""
 
+MAX_HOST_BYTES = 110
+"""The longest host name that a box may declare (:func:`sotbus.comm.box.host_problem`)."""
+
+OWN = "own"
+"""The one thing that a config may say of whose the comm folder is; otherwise the mount decides."""
+
 NAME_BYTES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 """A plugin's name is 1 to 64 of these: it also stands in table headers and messages."""
 
@@ -63,6 +69,25 @@ def _plugins(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _host(value: Any) -> str:
+    if (
+        isinstance(value, str)
+        and 0 < len(value.encode("utf-8")) <= MAX_HOST_BYTES
+        and not any(c in "/\\\x7f" or ord(c) < 0x20 for c in value)
+    ):
+        return value
+    raise ValueError(
+        f"a box's host name in quotes, 1 to {MAX_HOST_BYTES} bytes without slashes and control characters, as "
+        "'sotbus config show' on that box gives it in box.host"
+    )
+
+
+def _own_folder(value: Any) -> bool:
+    if value == OWN:
+        return True
+    raise ValueError(f'"{OWN}" (this box owns its comm folder whatever its mount), or no such key: the mount decides')
+
+
 def _machine_id(value: Any) -> str:
     if isinstance(value, str) and len(value) == 32 and all(c in "0123456789abcdef" for c in value):
         return value
@@ -97,12 +122,14 @@ PLUGIN = "plugin"
 
 KEYS: Mapping[str, Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     TOP: {"plugins": ("plugins", _plugins)},
+    "topology": {"hub": ("hub", _host), "folder": ("own_folder", _own_folder)},
     "box": {"machine_id": ("machine_id", _machine_id)},
     "comm": {
         "home": ("comm_home", _folder),
         "lock_wait_s": ("lock_wait_s", _seconds),
         "inbox_lock_wait_s": ("inbox_lock_wait_s", _seconds),
         "inbox_read_wait_s": ("inbox_read_wait_s", _seconds),
+        "mount_wait_s": ("mount_wait_s", _seconds),
     },
     "message": {"max_bytes": ("max_text_bytes", _bytes)},
 }

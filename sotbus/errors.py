@@ -121,6 +121,20 @@ class FilingFailed(SotbusError):
         self.outcome_unknown = outcome_unknown
 
 
+class MountHung(SotbusError):
+    """A file system did not answer within its bound (a hard NFS mount whose server is away); what was asked for is left
+    to its thread.
+
+    ``outcome_unknown`` says that it had begun, so that it may be done all the same.
+    """
+
+    code = "timeout"
+
+    def __init__(self, text: str, *, hint: str = "", outcome_unknown: bool = False) -> None:
+        super().__init__(text, hint=hint)
+        self.outcome_unknown = outcome_unknown
+
+
 class InboxLockHeld(FilingFailed):
     """The inbox lock was held past the bound; nothing was appended."""
 
@@ -130,6 +144,25 @@ class InboxBusy(SotbusError):
 
     code = "busy"
     exit_status = EX_TRY_AGAIN
+
+
+class Busy(SotbusError):
+    """As much is under way as may be; nothing was done, and it may be tried again."""
+
+    code = "busy"
+    exit_status = EX_TRY_AGAIN
+
+
+class Refused(SotbusError):
+    """Another node's or daemon's refusal, in its own words and under its own code.
+
+    ``outcome_unknown`` says that it may have been done all the same.
+    """
+
+    def __init__(self, text: str, code: str, *, outcome_unknown: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        self.outcome_unknown = outcome_unknown
 
 
 class NeedsNode(SotbusError):

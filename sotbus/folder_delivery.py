@@ -13,6 +13,7 @@ from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder
 from sotbus.comm.inbox import Inbox
 from sotbus.comm.lock_manager import inbox_lock_manager
+from sotbus.comm.topology import NO_TOPOLOGY, Topology
 from sotbus.comm.writer_gate import WriterGate
 from sotbus.contracts import BoxFacts, Destination, Filing, Inbound, LockManager, Receipt
 from sotbus.errors import BadRequest, FilingFailed
@@ -52,17 +53,19 @@ class FolderDelivery:
         return f"<FolderDelivery {self.folder.root} of {self.node}>"
 
     @classmethod
-    def of(cls, facts: BoxFacts, kind: str) -> FolderDelivery | None:
+    def of(cls, facts: BoxFacts, kind: str, topology: Topology = NO_TOPOLOGY) -> FolderDelivery | None:
         """The delivery into this box's comm folder, where its lock manager's identity begins with ``kind``.
 
         None for a folder on another kind of mount, and for one that is not made yet.
+
+        :param topology: whose comm folder it is; without one this box stands in for the folder's hub.
         """
         box = Box.here(os.environ, facts.machine_id)
         folder = Folder(facts.comm_home)
         manager = inbox_lock_manager(folder.inboxes, box)
         if manager is None or not manager.identity.startswith(kind):
             return None
-        gate = WriterGate(folder, box, stand_in=True)
+        gate = WriterGate(folder, box, topology)
         return cls(folder, f"{facts.user}.{facts.host}", gate.manager)
 
     def reaches(self, destination: Destination) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
+
+from sotbus.errors import MountHung
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +66,15 @@ class Worker:
 
     :param limiter: of the mount that the work is on.
     :param grace_s: how long a cancelled call waits for work that has begun, in seconds.
+    :param bound_s: how long work that has begun is waited for at all, in seconds; None: to its end.
     """
 
-    def __init__(self, limiter: trio.CapacityLimiter, grace_s: float) -> None:
+    def __init__(self, limiter: trio.CapacityLimiter, grace_s: float, bound_s: float | None = None) -> None:
         self._limiter = limiter
         self._grace_s = grace_s
+        self._bound_s = math.inf if bound_s is None else bound_s
         self._turn = trio.Semaphore(1, max_value=1)
+        self._stuck = False
 
     def __repr__(self) -> str:
         return (
@@ -78,25 +84,47 @@ class Worker:
     async def run(self, work: Callable[[], T]) -> T:
         """The work's answer, or its exception.
 
+        *Errors*: :class:`MountHung` where it has not ended ``bound_s`` after it began: it is left to its thread.
+        Whoever else calls meanwhile hears so within ``bound_s`` too, and their work does not begin.
         *Cancellation*: work that has not begun never begins. Work that has begun runs to its end, and its answer is
         returned all the same, as the cancellation meets the caller's next checkpoint. Only where the end does not come
         within ``grace_s`` (a mount that hangs) is Cancelled raised and the work left to its thread; the next call waits
         until that ends. A KeyboardInterrupt waits in the same way, and is always raised.
         """
-        await self._turn.acquire()
-        job = _Job(work, self._turn.release)
-        try:
-            return await trio.to_thread.run_sync(job.run, abandon_on_cancel=True, limiter=self._limiter)
-        except (trio.Cancelled, KeyboardInterrupt) as stop:
-            if job.revoked():
-                raise
-            with trio.move_on_after(self._grace_s, shield=True):
-                await job.over.wait()
-            if job.state != ENDED or isinstance(stop, KeyboardInterrupt):
-                raise
-            return job.answer()
-        finally:
-            job.leave()
+        await self._take_turn()
+        job = _Job(work, self._give_on)
+        with trio.move_on_after(self._bound_s) as patience:
+            try:
+                return await trio.to_thread.run_sync(job.run, abandon_on_cancel=True, limiter=self._limiter)
+            except (trio.Cancelled, KeyboardInterrupt) as stop:
+                if job.revoked():
+                    raise
+                if trio.current_time() < patience.deadline:
+                    with trio.move_on_after(self._grace_s, shield=True):
+                        await job.over.wait()
+                if job.state != ENDED or isinstance(stop, KeyboardInterrupt):
+                    raise
+                return job.answer()
+            finally:
+                self._stuck = job.leave()
+        raise self._hung(begun=job.state != REVOKED)
+
+    async def _take_turn(self) -> None:
+        """Wait for the work before, unless that hangs. *Errors*: MountHung."""
+        while True:
+            with trio.move_on_after(self._bound_s):
+                await self._turn.acquire()
+                return
+            if self._stuck:
+                raise self._hung(begun=False)
+
+    def _give_on(self) -> None:
+        self._stuck = False
+        self._turn.release()
+
+    def _hung(self, *, begun: bool) -> MountHung:
+        what = "the outcome is unknown" if begun else "nothing was begun"
+        return MountHung(f"the file system did not answer within {self._bound_s:g}s; {what}", outcome_unknown=begun)
 
 
 class _Job(Generic[T]):
@@ -162,10 +190,11 @@ class _Job(Generic[T]):
             raise self._error
         return self._value[0]
 
-    def leave(self) -> None:
-        """In the task, last of all: give the turn on, unless the thread still works."""
+    def leave(self) -> bool:
+        """In the task, last of all: give the turn on, unless the thread still works; answers whether it does."""
         if self.state == BUSY and not self.over.is_set():
             self._left = True
         else:
             self._error = None  # its traceback holds this job
             self._release()
+        return self._left

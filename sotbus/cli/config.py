@@ -12,6 +12,7 @@ from sotbus.cli import options, terminal
 from sotbus.comm import settings as bounds
 from sotbus.comm.box import Box as ThisBox
 from sotbus.comm.folder import Folder
+from sotbus.comm.topology import ENDPOINT, Topology
 from sotbus.errors import EX_FAILED, ConfigError, FolderError
 
 TYPE_CHECKING = False
@@ -35,7 +36,7 @@ VARIABLES = {
     "session.name": "SOT_COMM_NAME",
     "session.expertise": "SOT_COMM_EXPERTISE",
     "session.id": "CLAUDE_CODE_SESSION_ID",
-    "hub.endpoint": "SOT_RELAY_ENDPOINT",
+    "hub.endpoint": ENDPOINT,
 }
 """Settings that only the environment gives: a session's own, and the hub's address (facts 14)."""
 
@@ -168,6 +169,8 @@ def _show(given: Namespace, here: Box) -> int:
 def _file_rows(config: Config, here: Box, environ: Mapping[str, str]) -> Iterator[Row]:
     """The keys that a file may give, in the file's order."""
     yield _of_file(config, "plugins", ("plugins",), list(config.plugins))
+    yield _hub(config, here)
+    yield _of_file(config, "topology.folder", ("topology", "folder"), schema.OWN if config.own_folder else None)
     yield _machine_id(config, here)
     yield _comm_home(config, environ)
     for name, default in (
@@ -185,6 +188,8 @@ def _file_rows(config: Config, here: Box, environ: Mapping[str, str]) -> Iterato
         elif text:
             row.note = f"{variable} is {schema.quoted(text)}, which is no number of seconds, so it is passed over"
         yield row
+    mount_wait_s = bounds.MOUNT_WAIT_S if config.mount_wait_s is None else config.mount_wait_s
+    yield _of_file(config, "comm.mount_wait_s", ("comm", "mount_wait_s"), mount_wait_s)
     yield _of_file(config, "message.max_bytes", ("message", "max_bytes"), config.max_text_bytes)
     for plugin, table in config.plugin_tables.items():
         yield from _plugin_rows(config, (schema.PLUGIN, plugin), table)
@@ -201,6 +206,14 @@ def _over(row: Row, value: object, variable: str) -> Row:
     """The row with an environment variable's value, which goes before the file's."""
     note = f"goes before {row.origin()}" if row.source == FILE else ""
     return Row(row.setting, value, ENVIRONMENT, variable, note=note)
+
+
+def _hub(config: Config, here: Box) -> Row:
+    """The topology's hub, and whether that is this box: a name that is spelt otherwise makes it another one."""
+    row = _of_file(config, "topology.hub", ("topology", "hub"), config.hub)
+    if config.hub is not None:
+        row.note = "this box" if Topology(config.hub).names(here.declared_host) else "another box"
+    return row
 
 
 def _machine_id(config: Config, here: Box) -> Row:

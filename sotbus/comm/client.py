@@ -9,6 +9,7 @@ from sotbus.comm.project import Project, project_here
 from sotbus.comm.registry import Registry, entry_of, text_of
 from sotbus.comm.self_file import SelfFile
 from sotbus.comm.session import Session, session_here
+from sotbus.comm.topology import NO_TOPOLOGY
 from sotbus.comm.writer_gate import WriterGate
 from sotbus.errors import FolderError, NotJoined, RegistryUnreadable, SotbusError
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from sotbus.comm.box import Box
     from sotbus.comm.folder import Folder
     from sotbus.comm.settings import Settings
+    from sotbus.comm.topology import Topology
 
 
 class Client:
     """What an operation needs, put together once a command.
 
     :param notify: takes a line for the person at the terminal (a note, a warning); never part of an answer.
-    :param stand_in: whether this box stands in for the folder's hub (no topology is configured).
+    :param topology: whose comm folder it is; without one this box stands in for the folder's hub.
     :param clock: seconds since the epoch, the reader's clock.
     """
 
@@ -38,7 +40,7 @@ class Client:
         settings: Settings,
         *,
         notify: Callable[[str], None],
-        stand_in: bool = True,
+        topology: Topology = NO_TOPOLOGY,
         clock: Callable[[], float] = time.time,
         registry: Registry | None = None,
     ) -> None:
@@ -47,10 +49,10 @@ class Client:
         self.environ = environ
         self.settings = settings
         self.notify = notify
-        self.stand_in = stand_in
+        self.topology = topology
         self.clock = clock
         self.registry = registry or Registry(folder, box)
-        self.writer_gate = WriterGate(folder, box, stand_in=stand_in)
+        self.writer_gate = WriterGate(folder, box, topology)
         self._session: Session | None = None
         self._project: Project | None = None
 

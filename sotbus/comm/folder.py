@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 
+from sotbus.comm.delegations import open_undelegated
 from sotbus.errors import FolderError
 
 TYPE_CHECKING = False
@@ -169,7 +170,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
 
     *Errors*: OSError.
     """
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    fd = open_undelegated(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from sotbus.comm import flock
 from sotbus.comm.cursor import Cursor, cksum
+from sotbus.comm.delegations import open_undelegated
 from sotbus.comm.folder import PRIVATE_FILE, close_quietly, open_regular, sync_folder, write_whole
 from sotbus.errors import FilingFailed, InboxBusy, InboxLockHeld
 
@@ -19,10 +20,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import Protocol
 
     from sotbus.comm.folder import Folder
     from sotbus.comm.lock_manager import LockManager
     from sotbus.comm.offset_hint import Hint
+
+    class Work(Protocol):
+        """What is done in place of writing one line, when the inbox is locked, open, fenced and ends with a newline.
+
+        It may raise any SotbusError, or OSError, which becomes a FilingFailed.
+        """
+
+        def under_lock(self, inbox: Inbox, fd: int, length: int, leased: bool) -> None: ...
+
 
 TAIL_BLOCK_BYTES = 4096
 """How much is read at a time when the last newline before a torn tail is looked for."""
@@ -58,8 +69,8 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<Inbox @{self.handle} in {self.folder.root}>"
 
-    def append(self, line: bytes, bound_s: float) -> None:
-        """File one line (with its newline).
+    def append(self, line: bytes | Work, bound_s: float) -> None:
+        """File one line (with its newline), or do other work where that would be written (:mod:`sotbus.comm.batch`).
 
         :param bound_s: how long to wait for the inbox lock, in seconds.
 
@@ -96,21 +107,26 @@ class Inbox:
     def _held(self, bound_s: float) -> InboxLockHeld:
         return InboxLockHeld(f"the inbox lock for @{self.handle} was held for {bound_s:g}s — nothing was appended")
 
-    def _append_locked(self, line: bytes, cut: list[int], deadline: float) -> None:
+    def _append_locked(self, line: bytes | Work, cut: list[int], deadline: float) -> None:
         """The steps between lock and release: open, fence, cut a torn tail, write whole, sync, close."""
         try:
-            fd = os.open(self.path, APPEND_FLAGS, PRIVATE_FILE)
+            fd = open_undelegated(self.path, APPEND_FLAGS, PRIVATE_FILE)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         leased = False
         try:
             leased = self.manager.fence(fd, max(0.0, deadline - time.monotonic()))
+            if leased:
+                forget_lost_write(fd)
             length = os.lseek(fd, 0, os.SEEK_END)
             kept = end_of_last_line(fd, length)
             if kept != length:
                 os.ftruncate(fd, kept)
                 cut.append(length - kept)
-            self._write(fd, kept, line, leased)
+            if isinstance(line, bytes):
+                self.write(fd, kept, line, leased)
+            else:
+                line.under_lock(self, fd, kept, leased)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         finally:
@@ -118,25 +134,35 @@ class Inbox:
                 flock.unfence(fd)
             close_quietly(fd)
 
-    def _write(self, fd: int, length: int, line: bytes, leased: bool) -> None:
-        """Write and sync, a new file's folder too, or put the length back."""
+    def write(self, fd: int, length: int, data: bytes, leased: bool, blanks: int = 0) -> None:
+        """Write at the end and sync, a new file's folder too, or put the length back. Only under the lock.
+
+        :param length: where the file ends.
+        :param blanks: how many bare newlines stay where it fails: the lines of ``data`` less one.
+        """
         try:
             if length == 0:  # before the line, so that any line that stands has a synced name
                 sync_folder(self.folder.inboxes)
-            write_whole(fd, line)
+            write_whole(fd, data)
             os.fdatasync(fd)
         except BaseException as error:
+            lost = error if leased and isinstance(error, OSError) and error.errno not in NO_ROOM_ERRNOS else None
             try:
-                os.ftruncate(fd, length)
+                if blanks and lost is None:
+                    from sotbus.comm.batch import take_back
+
+                    take_back(fd, length, blanks)
+                else:
+                    os.ftruncate(fd, length)
             except OSError as cut:
                 why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
                 raise FilingFailed(
                     f"the append failed: {why}; cutting it back failed too ({cut.strerror}), so the outcome is unknown",
                     outcome_unknown=True,
                 ) from error
-            if leased and isinstance(error, OSError) and error.errno not in NO_ROOM_ERRNOS:
+            if lost is not None:
                 raise FilingFailed(
-                    f"the append failed: {error.strerror or error}; its lock may have been lost meanwhile, so the "
+                    f"the append failed: {lost.strerror or lost}; its lock may have been lost meanwhile, so the "
                     "outcome is unknown",
                     outcome_unknown=True,
                 ) from error
@@ -155,6 +181,18 @@ class Inbox:
             raise InboxBusy(
                 f"the inbox for @{self.handle} is being written — nothing was read; run comm-poll.sh again"
             ) from None
+
+
+def forget_lost_write(fd: int) -> None:
+    """Have the kernel tell of a write that an earlier process of this box lost, which has nothing to do with ours.
+
+    It tells an error of a file once, to whoever syncs next (fsync(2)): a writer that was killed while its box was cut
+    off did not hear it.
+    """
+    try:
+        os.fdatasync(fd)
+    except OSError:
+        return
 
 
 def end_of_last_line(fd: int, length: int) -> int:

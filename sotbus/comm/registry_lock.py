@@ -9,6 +9,7 @@ import _thread
 import os
 import time
 
+from sotbus.comm.delegations import open_undelegated
 from sotbus.comm.folder import PRIVATE_FILE, close_quietly, remove_quietly, touch_folder, write_whole
 from sotbus.comm.holder import DEAD, Holder, judge, own_record, parse
 from sotbus.comm.identity import fresh_read_doubt
@@ -288,7 +289,7 @@ def link_record(target: str, folder: str, record: Holder) -> bool:
         os.unlink(temp)
     except FileNotFoundError:
         pass
-    fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+    fd = open_undelegated(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     try:
         write_whole(fd, f"{record}\n".encode())
         try:
@@ -309,7 +310,7 @@ def _has_two_names(temp: str) -> bool:
     """Whether a temp file is the lock too, read through a descriptor that is new: an old one's facts may be stale."""
     try:
         touch_folder(os.path.dirname(temp))
-        fd = os.open(temp, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_undelegated(temp, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -320,7 +321,7 @@ def _has_two_names(temp: str) -> bool:
 
 def read_first_line(path: str) -> str:
     """The first line of a lock file, opened by path. *Errors*: OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = open_undelegated(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         data = os.read(fd, 4096)
     finally:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sotbus.comm.box import Box
     from sotbus.comm.folder import Folder
     from sotbus.comm.lock_manager import LockManager
+    from sotbus.comm.topology import Topology
 
 RECENT_S = 0.05
 """How long an answer is simply kept, in seconds: far less than the wait for the inbox lock, up to two seconds, that may
@@ -40,13 +41,13 @@ class WriterGate:
         "_watched",
         "box",
         "folder",
-        "stand_in",
+        "topology",
     )
 
-    def __init__(self, folder: Folder, box: Box, *, stand_in: bool) -> None:
+    def __init__(self, folder: Folder, box: Box, topology: Topology) -> None:
         self.folder = folder
         self.box = box
-        self.stand_in = stand_in
+        self.topology = topology
         self._record = folder.manager_record
         self._answer: LockManager | None = None
         self._asked_at = 0.0
@@ -79,7 +80,7 @@ class WriterGate:
         self._asked_at = now
         self._watch()
         before = self._look()
-        answer = writer_manager(self.folder, self.box, stand_in=self.stand_in)
+        answer = writer_manager(self.folder, self.box, self.topology)
         self._answer, self._facts = answer, None
         if answer.identity.startswith("local ") and self._poll is not None and before == self._look():
             self._facts = before

@@ -10,11 +10,16 @@ from sotbus.comm.holder import ALIVE, DEAD, Holder, judge, own_record, parse
 from sotbus.comm.identity import NONE, fresh_read_doubt
 from sotbus.comm.processes import start_ticks
 from sotbus.comm.registry_lock import read_first_line
+from sotbus.comm.topology import GUEST
 from sotbus.doctor.check import NotJudged, Verdict, fault, sound
 from sotbus.doctor.place import Place
 
 LONG_S = 60
 """A registry write takes milliseconds and no command waits longer than 10 s for one, so a lock this old is stuck."""
+
+MEND_CONFIG = "mend the config first, which may name the folder's hub (see config)"
+MEND_MOUNT = "see first that this box's lock manager can be told (see lock-manager): its role depends on that"
+"""The remedies where a box's role is not known."""
 
 LOOKS = 3
 """How often a lock that changes hands is looked at again."""
@@ -41,27 +46,31 @@ def lock_manager(place: Place) -> Verdict:
 def record(place: Place) -> Verdict:
     """``inbox-lock-manager`` is there and can be read."""
     path = place.folder.manager_record
-    make = "run: sotbus init" if place.stand_in else "start the node of the box that owns this folder: sotbus serve"
     if os.path.isdir(path):
         return fault(
-            f"{path} is a folder, so no mail can be filed", f"remove it: rmdir {shlex.quote(path)}; then {make}"
+            f"{path} is a folder, so no mail can be filed", _mend(place, f"remove it: rmdir {shlex.quote(path)}")
         )
     try:
         found = manager_record.read(place.folder)
     except OSError as error:
         return fault(
-            f"{path} cannot be read: {error.strerror or error}", f"look at it: ls -l {shlex.quote(path)}; then {make}"
+            f"{path} cannot be read: {error.strerror or error}", _mend(place, f"look at it: ls -l {shlex.quote(path)}")
         )
     if found is None:
-        return fault(f"{path} is missing, so it is not known whose lock the inboxes are under", make)
+        return fault(
+            f"{path} is missing, so it is not known whose lock the inboxes are under{place.role_described}",
+            _mend(place),
+        )
     if not found.manager:
-        return fault(f"{path} names no lock manager", f"remove it: rm {shlex.quote(path)}; then {make}")
-    return sound(f"{found.manager}, written by {_writer(found)}")
+        return fault(
+            f"{path} names no lock manager{place.role_described}", _mend(place, f"remove it: rm {shlex.quote(path)}")
+        )
+    return sound(f"{found.manager}, written by {_writer(found)}{place.role_described}")
 
 
 def record_manager(place: Place) -> Verdict:
-    """The record's lock manager is this box's own, so that it may file mail itself (facts 4.1)."""
-    own = place.lock_manager.identity if place.lock_manager is not None else None
+    """The record's lock manager is this box's own, so that it may file mail itself, hub or guest (facts 4.1)."""
+    own, machine = place.identity, place.box.machine_id
     if own is None or own == NONE:
         raise NotJudged("this box has no lock manager to compare (see lock-manager)")
     try:
@@ -71,19 +80,37 @@ def record_manager(place: Place) -> Verdict:
     if found is None or not found.manager:
         raise NotJudged("there is no record (see record)")
     if manager_record.allows(found, own):
-        return sound("the record names this box's lock manager")
-    if place.box.machine_id and found.writer == place.box.machine_id:
-        return fault(
-            f"the record names {found.manager}, this machine's lock manager before a remount; now it is {own}",
-            "run: sotbus init" if place.stand_in else "start the node of the box that owns this folder anew",
-        )
-    path = shlex.quote(place.folder.manager_record)
-    return fault(
+        return sound(f"the record names this box's lock manager{place.role_described}")
+    differs = (
         f"the record names {found.manager}, written by {_writer(found)}, and this box's lock manager is {own}, "
-        "so it files nothing itself",
-        f"if the folder is this box's: stop every daemon on it, rm {path}, then run: sotbus init; else mount it as "
-        "that machine does",
+        f"so it files nothing itself{place.role_described}"
     )
+    if place.config_problem is not None:
+        return fault(differs, MEND_CONFIG)
+    if place.role == GUEST:
+        return fault(differs, manager_record.guest_remedy(place.folder, found, place.topology))
+    if machine and found.writer == machine:
+        return fault(
+            f"the record names {found.manager}, this machine's lock manager before a remount; now it is {own}"
+            f"{place.role_described}",
+            _mend(place),
+        )
+    anew = _mend(place, f"stop every daemon on it, rm {shlex.quote(place.folder.manager_record)}")
+    if place.topology.configured:
+        return fault(differs, anew)
+    return fault(differs, f"if the folder is this box's: {anew}; else mount it as that machine does")
+
+
+def _mend(place: Place, first: str = "") -> str:
+    """What to run for the record, and on which box, after ``first`` is done there.
+
+    *Errors*: :class:`NotJudged` where the folder cannot be told.
+    """
+    if place.config_problem is not None:
+        return MEND_CONFIG
+    if place.identity is None and place.role == GUEST:
+        return MEND_MOUNT
+    return manager_record.mend(place.topology, place.role, first)
 
 
 def _writer(found: manager_record.ManagerRecord) -> str:

@@ -15,6 +15,7 @@ from sotbus.comm.handles import is_handle
 from sotbus.comm.lock_manager import inbox_lock_manager
 from sotbus.comm.mounts import Mount, mount_of
 from sotbus.comm.registry import Registry, read_file
+from sotbus.comm.topology import NO_TOPOLOGY, Topology
 from sotbus.doctor.check import NotJudged
 from sotbus.errors import RegistryUnreadable, SotbusError
 
@@ -33,7 +34,7 @@ class Place:
     :param config_problem: why that file cannot be used.
     :param plugin_names: the plugins that the config names, or None for the page's own lock managers.
     :param plugins: judges the configured plugins: answers a sentence, or raises the SotbusError that is the fault.
-    :param stand_in: whether this box stands in for the folder's hub (no topology is configured).
+    :param topology: whose comm folder it is; without one this box stands in for the folder's hub.
     :param clock: seconds since the epoch.
     """
 
@@ -47,7 +48,7 @@ class Place:
         folder_problem: str = "",
         plugin_names: Sequence[str] | None = None,
         plugins: Callable[[], str],
-        stand_in: bool = True,
+        topology: Topology = NO_TOPOLOGY,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.named_folder = folder
@@ -57,7 +58,7 @@ class Place:
         self.folder_problem = folder_problem
         self.plugin_names = plugin_names
         self.plugins = plugins
-        self.stand_in = stand_in
+        self.topology = topology
         self.clock = clock
 
     def __repr__(self) -> str:
@@ -85,6 +86,22 @@ class Place:
     def lock_manager(self) -> LockManager | None:
         """This box's lock manager for the inboxes, None where it cannot be told. *Errors*: :class:`NotJudged`."""
         return inbox_lock_manager(self.folder.inboxes, self.box)
+
+    @property
+    def identity(self) -> str | None:
+        """The identity of that lock manager, None where it cannot be told. *Errors*: :class:`NotJudged`."""
+        return self.lock_manager.identity if self.lock_manager is not None else None
+
+    @property
+    def role(self) -> str:
+        """This box's role in the folder, ``HUB`` or ``GUEST``. *Errors*: :class:`NotJudged`."""
+        return self.topology.role(self.identity, self.box.declared_host)
+
+    @property
+    def role_described(self) -> str:
+        """The role as the end of a sentence; ``""`` where no topology is configured. *Errors*: :class:`NotJudged`."""
+        described = self.topology.described(self.identity, self.box.declared_host)
+        return described and f"; {described}"
 
     @cached_property
     def registry_text(self) -> bytes:

@@ -41,6 +41,7 @@ from sotbus.comm.processes import ancestry, start_ticks
 from sotbus.comm.registry import Registry
 from sotbus.comm.registry_lock import RegistryLock, link_record
 from sotbus.comm.session import Session
+from sotbus.comm.topology import Topology
 from sotbus.errors import NotJoined
 
 pytestmark = pytest.mark.faults
@@ -544,7 +545,7 @@ def test_the_lock_managers_record_is_whole_or_the_old_one(world: World, name: st
         assert point.answered is None or (point.answered, found) == (done, RECORD)
         assert by_another_process(establish) == (manager_record.CURRENT if found == RECORD else done)
         assert record.read_bytes() == RECORD
-        assert manager_record.writer_manager(world.folder, box, stand_in=False).identity == LOCAL
+        assert manager_record.writer_manager(world.folder, box, Topology("far")).identity == LOCAL
         check_what_lies_about(world)
 
     survive(name, establish, prepare=prepare, check=check, calls=["write", "fsync", put, "answer"])

@@ -134,7 +134,7 @@ def test_a_prune_that_is_killed_loses_and_repeats_nothing(
     def prepare() -> None:
         lay(world, client)
         # A new gate each time, so that each run makes the same calls.
-        client.writer_gate = WriterGate(world.folder, client.box, stand_in=True)
+        client.writer_gate = WriterGate(world.folder, client.box, client.topology)
         flying[:] = [reading.look_at(client, "a-vm", lambda text: pytest.fail(text))]
 
     def operation() -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
@@ -374,6 +375,42 @@ async def test_a_mount_that_hangs_stalls_only_those_on_it(
                 let_go()
         assert len(texts(works, "d")) == 1
         assert texts(hangs, "b") == ["held up"]
+
+
+async def test_work_that_hangs_past_its_bound_is_told_of_and_so_are_those_behind_it() -> None:
+    """A hard mount whose server is away: nobody's task waits for ever, and the next one is served when it is back."""
+    worker = Worker(trio.CapacityLimiter(2), grace_s=60, bound_s=0.1)
+    go_on = threading.Event()
+
+    async def told(unknown: bool) -> None:
+        with pytest.raises(errors.MountHung, match=r"did not answer within 0\.1s") as caught:
+            await worker.run(lambda: go_on.wait(20))
+        assert caught.value.outcome_unknown is unknown
+
+    try:
+        with trio.fail_after(10):
+            await told(unknown=True)
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(told, False)
+    finally:
+        go_on.set()
+    with trio.fail_after(10):
+        assert await worker.run(lambda: "served") == "served"
+
+
+async def test_a_long_queue_is_not_taken_for_a_mount_that_hangs() -> None:
+    worker = Worker(trio.CapacityLimiter(2), grace_s=60, bound_s=0.2)
+    done: list[int] = []
+
+    async def ask(number: int) -> None:
+        await worker.run(lambda: time.sleep(0.02))
+        done.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(ask, number)
+    assert len(done) == 40
 
 
 async def test_work_that_hangs_past_the_grace_is_left_to_its_thread_and_the_next_waits_for_it() -> None:

@@ -29,6 +29,11 @@ from sotbus.typed_table import judge_table, typed_table
 
 CONF = Path(config.__file__).parents[1] / "conf"
 ID = "0123456789abcdef0123456789abcdef"
+A_HOST = (
+    "a box's host name in quotes, 1 to 110 bytes without slashes and control characters, "
+    "as 'sotbus config show' on that box gives it in box.host"
+)
+OWN_OR_NONE = '"own" (this box owns its comm folder whatever its mount), or no such key: the mount decides'
 
 
 @pytest.fixture
@@ -55,21 +60,24 @@ def test_every_key_is_read_with_its_type(file: Path) -> None:
     made = read(
         file,
         f'plugins = ["zmq", "filesystem"]\n[box]\nmachine_id = "{ID}"\n[comm]\nhome = "/srv/comm"\nlock_wait_s = 5\n'
-        "inbox_lock_wait_s = 0.5\ninbox_read_wait_s = 86400\n[message]\nmax_bytes = 1\n"
-        '[plugin.zmq]\nendpoint = "tcp://x"\nmore = {a = [1]}\n',
+        "inbox_lock_wait_s = 0.5\ninbox_read_wait_s = 86400\nmount_wait_s = 7\n[message]\nmax_bytes = 1\n"
+        '[plugin.zmq]\nendpoint = "tcp://x"\nmore = {a = [1]}\n[topology]\nhub = "Far-1.example"\nfolder = "own"\n',
     )
+    assert (made.hub, made.own_folder) == ("Far-1.example", True)
     assert (made.plugins, made.machine_id, made.comm_home) == (("zmq", "filesystem"), ID, "/srv/comm")
     assert (made.lock_wait_s, made.inbox_lock_wait_s, made.inbox_read_wait_s) == (5.0, 0.5, 86400.0)
+    assert made.mount_wait_s == 7.0
     assert isinstance(made.lock_wait_s, float)
     assert made.max_text_bytes == 1
     assert made.plugin_tables == {"zmq": {"endpoint": "tcp://x", "more": {"a": [1]}}}
-    assert made.lines[("plugin", "zmq", "endpoint")] == 12
+    assert made.lines[("plugin", "zmq", "endpoint")] == 13
 
 
 def test_without_a_file_each_setting_has_its_default() -> None:
     made = config.load(None)
     assert (made.path, made.plugins, made.plugin_tables, made.lines) == (None, ("filesystem", "nfs"), {}, {})
     assert (made.machine_id, made.comm_home, made.max_text_bytes) == (None, None, 256 * 1024)
+    assert (made.hub, made.own_folder) == (None, False)
     assert (made.lock_wait_s, made.inbox_lock_wait_s, made.inbox_read_wait_s) == (None, None, None)
 
 
@@ -92,9 +100,12 @@ def test_a_plugins_table_may_stand_for_the_default_plugin(file: Path) -> None:
         ("[messages]\n", "1: there is no table or key 'messages' at the top; did you mean 'message'?"),
         (
             "\n\nqqq = 1\n",
-            "3: there is no table or key 'qqq' at the top; there are: box, comm, message, plugin, plugins",
+            "3: there is no table or key 'qqq' at the top; there are: box, comm, message, plugin, plugins, topology",
         ),
-        ('"" = 1\n', "1: there is no table or key '' at the top; there are: box, comm, message, plugin, plugins"),
+        (
+            '"" = 1\n',
+            "1: there is no table or key '' at the top; there are: box, comm, message, plugin, plugins, topology",
+        ),
         ("max_bytes = 5\n", "1: there is no table or key 'max_bytes' at the top; it belongs to [message]"),
         ("[message]\nmax_byte = 5\n", "2: [message] has no key 'max_byte'; did you mean 'max_bytes'?"),
         ("[message]\n\n'a\tb' = 5\n", "3: [message] has no key 'a\\tb'; there are: max_bytes"),
@@ -121,6 +132,21 @@ def test_a_plugins_table_may_stand_for_the_default_plugin(file: Path) -> None:
             "2: [message] max_bytes is a number of thousands of digits; "
             "expected a whole number of bytes from 1 to 1073741824",
         ),
+        ("[topolgy]\n", "1: there is no table or key 'topolgy' at the top; did you mean 'topology'?"),
+        ("[box]\nhub = 'a'\n", "2: [box] has no key 'hub'; it belongs to [topology]"),
+        ("[topology]\nhome = 'a'\n", "2: [topology] has no key 'home'; it belongs to [comm]"),
+        ("topology = 'hub'\n", "1: [topology] is a table, not a single value"),
+        ("[topology]\n\nhub = ''\n", f"3: [topology] hub is ''; expected {A_HOST}"),
+        ("[topology]\nhub = 5\n", f"2: [topology] hub is 5; expected {A_HOST}"),
+        ("[topology]\nhub = ['a']\n", f"2: [topology] hub is ['a']; expected {A_HOST}"),
+        ("[topology]\nhub = 'a/b'\n", f"2: [topology] hub is 'a/b'; expected {A_HOST}"),
+        ("[topology]\nhub = 'a\\b'\n", f"2: [topology] hub is 'a\\\\b'; expected {A_HOST}"),
+        ('[topology]\nhub = "a\\n"\n', f"2: [topology] hub is 'a\\n'; expected {A_HOST}"),
+        ("[topology]\nfolder = 'mount'\n", f"2: [topology] folder is 'mount'; expected {OWN_OR_NONE}"),
+        ("[topology]\nfolder = 'OWN'\n", f"2: [topology] folder is 'OWN'; expected {OWN_OR_NONE}"),
+        ("[topology]\nfolder = ''\n", f"2: [topology] folder is ''; expected {OWN_OR_NONE}"),
+        ("[topology]\nfolder = true\n", f"2: [topology] folder is True; expected {OWN_OR_NONE}"),
+        ("[topology]\nfolder = ['own']\n", f"2: [topology] folder is ['own']; expected {OWN_OR_NONE}"),
         ("box = 1\n", "1: [box] is a table, not a single value"),
         ("\n[[box]]\n", "2: [box] is a table, not a list"),
         ('[box]\nmachine_id = "x"\n', "2: [box] machine_id is 'x'; expected 32 lower-case hex digits in quotes"),
@@ -244,18 +270,36 @@ def test_every_commented_key_of_conf_is_sound(path: Path, file: Path) -> None:
     assert problems(file, uncommented(path)) == []
 
 
-def test_the_single_box_file_has_every_key_and_shows_the_defaults(file: Path) -> None:
+@pytest.mark.parametrize(("name", "without"), [("single-box.toml", {"topology"}), ("shared-home.toml", set())])
+def test_a_file_of_conf_has_every_key_and_shows_the_defaults(name: str, without: set[str], file: Path) -> None:
     from sotbus.config_schema import KEYS
 
-    made = read(file, uncommented(CONF / "single-box.toml"))
+    made = read(file, uncommented(CONF / name))
     assert set(KEYS) - {""} == set(config.TABLES)
     stand = {path for path in made.lines if (len(path) == 2 or path == ("plugins",)) and isinstance(path[-1], str)}
-    assert stand == {(table, key) if table else (key,) for table, keys in KEYS.items() for key in keys}
+    wanted = {(table, key) if table else (key,) for table, keys in KEYS.items() for key in keys if table not in without}
+    assert stand == wanted
     default = Config()
     assert (made.plugins, made.max_text_bytes, made.machine_id) == (default.plugins, default.max_text_bytes, ID)
     waits = ("lock_wait_s", "inbox_lock_wait_s", "inbox_read_wait_s")
     assert [getattr(made, name) for name in waits] == [getattr(Settings(), name) for name in waits]
     assert Folder.of({}, made.comm_home).root == Folder.of({}).root
+
+
+def test_the_file_for_a_shared_home_says_whose_the_folder_is_and_nothing_that_is_one_boxs() -> None:
+    made = config.load(str(CONF / "shared-home.toml"))
+    told = {path for path in made.lines if len(path) == 2}
+    assert told == {("topology", "hub")}
+    assert (made.hub, made.own_folder, made.machine_id) == ("hub-host", False, None)
+    text = (CONF / "shared-home.toml").read_text()
+    for words in (
+        "local_lock=none",
+        "sotbus init",
+        "sotbus doctor --probe --peer",
+        "inbox-lock-manager",
+        "<host>.toml",
+    ):
+        assert words in text
 
 
 def test_the_single_box_file_is_read_without_a_toml_parser(file: Path) -> None:
@@ -305,7 +349,22 @@ def test_a_file_says_nothing_only_if_it_is_sound_and_has_no_key(data: bytes, not
 
 BITS = [
     *("[", "]", "[[", "]]", "{", "}", "=", ".", ",", "\n", "\r\n", " ", "\t", "#", '"', "'", '"""', "'''", "\\", "\0"),
-    *("box", "comm", "message", "plugin", "plugins", "filesystem", "machine_id", "home", "lock_wait_s", "max_bytes"),
+    *(
+        "topology",
+        "hub",
+        "folder",
+        '"own"',
+        "box",
+        "comm",
+        "message",
+        "plugin",
+        "plugins",
+        "filesystem",
+        "machine_id",
+        "home",
+        "lock_wait_s",
+        "max_bytes",
+    ),
     *(
         "1",
         "-0",
@@ -463,7 +522,7 @@ def test_a_tables_own_header_is_its_line_also_after_a_table_inside_it() -> None:
 def test_where_the_scanner_is_lost_the_message_has_no_line(file: Path) -> None:
     deep = "x = " + "[" * 100 + "]" * 100 + "\n[message]\nmax_bytes = 'x'\n"
     assert problems(file, deep) == [
-        "1: there is no table or key 'x' at the top; there are: box, comm, message, plugin, plugins",
+        "1: there is no table or key 'x' at the top; there are: box, comm, message, plugin, plugins, topology",
         " [message] max_bytes is 'x'; expected a whole number of bytes from 1 to 1073741824",
     ]
 
@@ -675,7 +734,8 @@ def test_check_prints_ok_or_every_problem(world: World) -> None:
     done = world.run("--config", broken, "config", "check", cwd=world.base)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"{broken}:1: there is no table or key 'x' at the top; there are: box, comm, message, plugin, plugins\n"
+        f"{broken}:1: there is no table or key 'x' at the top; "
+        "there are: box, comm, message, plugin, plugins, topology\n"
         f"{broken}:3: [box] has no key 'y'; there are: machine_id\n"
     )
     done = world.run("config", "check", "--json", broken, sound, "none.toml", cwd=world.base)
@@ -708,6 +768,7 @@ def test_show_names_file_and_line_of_what_the_file_says(world: World) -> None:
     text = (
         'plugins = ["filesystem"]\n[comm]\nhome = "/srv"\nlock_wait_s = 4\ninbox_lock_wait_s = 5\n'
         f'inbox_read_wait_s = 6\n[message]\nmax_bytes = 7\n[box]\nmachine_id = "{ID}"\n[plugin.filesystem]\na.b = [1]\n'
+        '[topology]\nhub = "far"\nfolder = "own"\n'
     )
     rows = shown(world, text, TEST_MACHINE_ID="")
     told = {name: (row["value"], row["line"]) for name, row in rows.items() if row["source"] == "file"}
@@ -720,6 +781,8 @@ def test_show_names_file_and_line_of_what_the_file_says(world: World) -> None:
         "message.max_bytes": (7, 8),
         "box.machine_id": (ID, 10),
         "plugin.filesystem.a.b": ([1], 12),
+        "topology.hub": ("far", 14),
+        "topology.folder": ("own", 15),
     }
     assert all(rows[name]["file"] == f"{world.base}/c.toml" for name in told)
 
@@ -749,11 +812,26 @@ def test_show_says_default_and_machine_for_the_rest(world: World) -> None:
         "comm.lock_wait_s": 10,
         "comm.inbox_lock_wait_s": 2,
         "comm.inbox_read_wait_s": 3,
+        "comm.mount_wait_s": 10,
         "message.max_bytes": 262144,
     }
     assert set(rows) == set(machine) | set(defaults)
     note = "SOT_LOCK_WAIT_SECS is 'soon', which is no number of seconds, so it is passed over"
     assert rows["comm.lock_wait_s"]["note"] == note
+
+
+@pytest.mark.parametrize(
+    ("hub", "note"), [("vm", "this box"), ("VM", "this box"), ("vm.example", "another box"), ("far", "another box")]
+)
+def test_show_says_whether_the_hub_is_this_box(world: World, hub: str, note: str) -> None:
+    row = shown(world, f'[topology]\nhub = "{hub}"\n')["topology.hub"]
+    assert (row["value"], row["source"], row["line"], row["note"]) == (hub, "file", 2, note)
+
+
+def test_show_without_a_topology_has_its_keys_without_values(world: World) -> None:
+    rows = shown(world, "[topology]\n")
+    for name in ("topology.hub", "topology.folder"):
+        assert (rows[name]["value"], rows[name]["source"], rows[name]["note"]) == (None, "default", None)
 
 
 def test_show_never_shows_a_secret(world: World) -> None:

@@ -24,8 +24,9 @@ from sotbus.comm.cursor import cksum
 from sotbus.comm.folder import Folder
 from sotbus.comm.holder import own_record
 from sotbus.comm.registry_lock import RegistryLock
+from sotbus.comm.topology import NO_TOPOLOGY, Topology
 from sotbus.config import Config
-from sotbus.doctor import checkup, folder_checks, probe
+from sotbus.doctor import checkup, folder_checks, peer, probe
 from sotbus.doctor.box_checks import loadable
 from sotbus.doctor.check import FAULT, OK, SKIPPED, Check, sound
 from sotbus.doctor.place import Place
@@ -82,12 +83,12 @@ def seeded(made: Path, world: World) -> World:
     return world
 
 
-def place_of(world: World, *, box: Box | None = None, ahead_s: float = 0, stand_in: bool = True) -> Place:
+def place_of(world: World, *, box: Box | None = None, ahead_s: float = 0, topology: Topology = NO_TOPOLOGY) -> Place:
     return Place(
         world.folder,
         box or world.box(),
         plugins=lambda: "none",
-        stand_in=stand_in,
+        topology=topology,
         clock=lambda: time.time() + ahead_s,
     )
 
@@ -461,9 +462,150 @@ def test_an_nfs_client_that_takes_lost_locks_back_is_named(
     assert list(faults_of(place_of(seeded))) == ["nfs-recovery"]
 
 
-def test_where_there_is_a_hub_the_record_is_the_hubs_to_make(seeded: World) -> None:
-    os.unlink(seeded.folder.manager_record)
-    assert "sotbus serve" in faults_of(place_of(seeded, stand_in=False))["record"].remedy
+NFS4 = "21 1 0:2 / / rw - nfs4 srv:/x rw,vers=4.2,local_lock=none\n"
+NFS3 = "21 1 0:2 / / rw - nfs srv:/x rw,vers=3,local_lock=none\n"
+RUN = "run: sotbus init (or start its node)"
+ROLES = {
+    "the hub": (NFS4, Topology("VM"), "this box is the folder's hub", RUN),
+    "a linked box": (
+        None,
+        Topology("far"),
+        "this box is the hub of its own folder, while far is the topology's",
+        RUN,
+    ),
+    "a box whose folder is its own": (
+        NFS3,
+        Topology("far", own_folder=True),
+        "this box is the hub of its own folder, while far is the topology's",
+        RUN,
+    ),
+    "a guest": (NFS4, Topology("far"), "this box is a guest of far", f"on far: {RUN}"),
+    "a guest of an address": (
+        NFS3,
+        Topology(relayed=True),
+        "this box is a guest of the hub at $SOT_RELAY_ENDPOINT",
+        f"on the hub at $SOT_RELAY_ENDPOINT: {RUN}",
+    ),
+}
+"""What the boxes of a topology are: mount, topology, how the role is called, and what is to be run for the record."""
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_missing_record_is_made_as_the_role_says(seeded: World, role: str) -> None:
+    mount, topology, described, remedy = ROLES[role]
+    if mount is not None:
+        seeded.mountinfo.write_text(mount)
+    path = Path(seeded.folder.manager_record)
+    path.unlink()
+    check = faults_of(place_of(seeded, topology=topology))["record"]
+    assert check.text == f"{path} is missing, so it is not known whose lock the inboxes are under; {described}"
+    assert check.remedy == remedy
+    path.touch(0o600)
+    check = faults_of(place_of(seeded, topology=topology))["record"]
+    assert check.text == f"{path} names no lock manager; {described}"
+    on = remedy.removesuffix(RUN)
+    assert check.remedy == f"{on}remove it: rm {path}; then {RUN}"
+    path.unlink()
+    path.mkdir(0o700)
+    assert faults_of(place_of(seeded, topology=topology))["record"].remedy == f"{on}remove it: rmdir {path}; then {RUN}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_sound_record_names_the_role_and_is_no_fault(seeded: World, role: str) -> None:
+    mount, topology, described, _ = ROLES[role]
+    own = f"local {MACHINE}" if mount is None else {NFS4: "nfs4 srv:/x", NFS3: f"none@{MACHINE}"}[mount]
+    if mount is not None:
+        seeded.mountinfo.write_text(mount)
+    write(seeded.folder.manager_record, f"{own}\n{OTHER_MACHINE}\n")
+    checks = checks_of(place_of(seeded, topology=topology))
+    assert [check for check in checks.values() if check.status == FAULT] == []
+    assert checks["record"].text == f"{own}, written by machine {OTHER_MACHINE}; {described}"
+    assert checks["record-manager"].text == f"the record names this box's lock manager; {described}"
+
+
+def test_without_a_topology_no_role_is_named(seeded: World) -> None:
+    checks = checks_of(place_of(seeded))
+    assert checks["record"].text == f"local {MACHINE}, written by machine {MACHINE}"
+    assert checks["record-manager"].text == "the record names this box's lock manager"
+
+
+def differing(world: World, record: str, topology: Topology) -> Check:
+    """The one fault of a folder whose record names another lock manager than this box's."""
+    write(world.folder.manager_record, record)
+    found = faults_of(place_of(world, topology=topology))
+    assert list(found) == ["record-manager"]
+    return found["record-manager"]
+
+
+def test_a_guest_whose_manager_differs_is_told_how_to_mount_or_whence_to_send(seeded: World) -> None:
+    seeded.mountinfo.write_text(NFS3)
+    check = differing(seeded, f"nfs4 srv:/x\n{OTHER_MACHINE}\n", Topology("far"))
+    assert check.text == (
+        f"the record names nfs4 srv:/x, written by machine {OTHER_MACHINE}, and this box's lock manager is "
+        f"none@{MACHINE}, so it files nothing itself; this box is a guest of far"
+    )
+    assert check.remedy == "mount srv:/x here as far does (NFS v4 with local_lock=none), or send from far"
+
+
+def test_a_guest_is_never_told_to_write_a_record_that_its_own_machine_once_wrote(seeded: World) -> None:
+    seeded.mountinfo.write_text(NFS4)
+    check = differing(seeded, f"local {MACHINE}\n{MACHINE}\n", Topology("far"))
+    assert "this box is a guest of far" in check.text
+    assert check.remedy == "send from far, if the folder is on its own disk; else see what sotbus doctor says there"
+
+
+@pytest.mark.parametrize("topology", [Topology("vm"), Topology("far")])
+def test_a_hub_is_told_to_renew_its_record_or_to_begin_another(seeded: World, topology: Topology) -> None:
+    check = differing(seeded, f"nfs4 srv:/x\n{MACHINE}\n", topology)
+    assert "this machine's lock manager before a remount" in check.text
+    assert topology.described(f"local {MACHINE}", "vm") in check.text
+    assert check.remedy == RUN
+    check = differing(seeded, f"nfs4 srv:/x\n{OTHER_MACHINE}\n", topology)
+    assert check.remedy == f"stop every daemon on it, rm {seeded.folder.manager_record}; then {RUN}"
+
+
+def test_a_box_alone_under_another_machines_record_is_told_both_ways_out(seeded: World) -> None:
+    check = differing(seeded, f"nfs4 srv:/x\n{OTHER_MACHINE}\n", NO_TOPOLOGY)
+    assert check.remedy == (
+        f"if the folder is this box's: stop every daemon on it, rm {seeded.folder.manager_record}; then "
+        "run: sotbus init; else mount it as that machine does"
+    )
+
+
+def test_where_the_role_is_not_known_that_is_what_is_to_be_mended_first(seeded: World) -> None:
+    path = Path(seeded.folder.manager_record)
+    path.unlink()
+    place = Place(seeded.folder, seeded.box(), plugins=lambda: "none", config_problem=ConfigError("x"))
+    assert faults_of(place)["record"].remedy == ("mend the config first, which may name the folder's hub (see config)")
+    write(path, f"nfs4 srv:/x\n{OTHER_MACHINE}\n")
+    place = Place(seeded.folder, seeded.box(), plugins=lambda: "none", config_problem=ConfigError("x"))
+    assert faults_of(place)["record-manager"].remedy == (
+        "mend the config first, which may name the folder's hub (see config)"
+    )
+    path.unlink()
+    seeded.mountinfo.unlink()
+    found = faults_of(place_of(seeded, topology=Topology("far")))
+    assert "counts as a guest of far, because its mount cannot be told" in found["record"].text
+    assert found["record"].remedy == (
+        "see first that this box's lock manager can be told (see lock-manager): its role depends on that"
+    )
+    assert faults_of(place_of(seeded, topology=Topology("vm")))["record"].remedy == RUN
+
+
+def test_the_doctor_takes_the_topology_from_config_and_environment(
+    seeded: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = seeded.base / "c.toml"
+    path.write_text('[topology]\nhub = "far"\nfolder = "own"\n')
+    for name, value in {"SOT_COMM_HOME": str(seeded.home), "SOTBUS_CONFIG": str(path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SOT_RELAY_ENDPOINT", raising=False)
+    topology = place_here(seeded.box()).topology
+    assert (topology.hub, topology.own_folder, topology.relayed) == ("far", True, False)
+    path.write_text("")
+    monkeypatch.setenv("SOT_RELAY_ENDPOINT", "ssh:hub")
+    topology = place_here(seeded.box()).topology
+    assert (topology.hub, topology.own_folder, topology.relayed) == (None, False, True)
 
 
 def test_a_check_that_raises_is_a_fault_of_its_name_and_the_rest_goes_on(seeded: World) -> None:
@@ -595,7 +737,8 @@ def test_on_a_terminal_the_status_has_its_colour(seeded: World) -> None:
 
 def test_the_page_documents_every_name_and_no_other() -> None:
     documented = re.findall(r"^\| `([a-z-]+)` \|", DOCS.read_text(), flags=re.MULTILINE)
-    assert documented == [name for name, _ in checkup.CHECKS] + [name for name, _, _ in probe.PROBES]
+    probes = [name for name, _, _ in probe.PROBES]
+    assert documented == [*(name for name, _ in checkup.CHECKS), *probes, *peer.NAMES]
 
 
 def test_a_folder_in_the_way_of_the_comm_folder_is_named(tmp_path: Path, world: World) -> None:

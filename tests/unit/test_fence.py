@@ -87,6 +87,7 @@ def test_the_steps_are_lock_open_fence_length_write_sync_unfence_close_release(
         "lock lock",
         "open data",
         "lock data",
+        "fdatasync data",
         "lseek data",
         "write data",
         "fdatasync data",

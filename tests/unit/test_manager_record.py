@@ -15,15 +15,23 @@ from sotbus.comm import manager_record
 from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder as CommFolder
 from sotbus.comm.manager_record import (
+    APPEND,
     CREATED,
     CURRENT,
+    FORWARD,
+    LEFT,
+    REFUSE,
     REPLACED,
     ManagerRecord,
     allows,
     establish,
     reads_under_lock,
+    refusal,
+    role_of,
+    route,
     writer_manager,
 )
+from sotbus.comm.topology import GUEST, HUB, NO_TOPOLOGY, Topology
 from sotbus.errors import FilingFailed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -32,6 +40,9 @@ FORK = multiprocessing.get_context("fork")
 OTHER = "f" * 32
 LOCAL = f"local {MACHINE}"
 NFS = "nfs4 filer.example:/export"
+NFS4_MOUNT = "nfs4 filer.example:/export rw,vers=4.2,local_lock=none"
+NFS3_MOUNT = "nfs filer.example:/export rw,vers=3,local_lock=none"
+HERE_NONE = f"none@{MACHINE}"
 CANNOT = "this box cannot take the inbox lock itself, and no daemon is reachable to file it"
 
 
@@ -102,7 +113,7 @@ def test_a_hub_records_its_manager_and_its_machine(mount: str, manager: str, fol
     assert folder.path.read_text() == f"{manager}\n{MACHINE}\n"
     assert folder.path.stat().st_mode & 0o777 == 0o600
     assert folder.leaves() == {"inbox-lock-manager"}
-    assert writer_manager(folder.folder, folder.world.box(), stand_in=False).identity == manager
+    assert writer_manager(folder.folder, folder.world.box(), Topology("vm")).identity == manager
 
 
 @pytest.mark.spec("S6", "S66")
@@ -194,7 +205,7 @@ def test_a_machine_without_an_id_writes_no_record_and_never_appends(
     )
     assert folder.path.exists() is (record is not None)
     with pytest.raises(FilingFailed):
-        writer_manager(folder.folder, box, stand_in=True)
+        writer_manager(folder.folder, box, NO_TOPOLOGY)
     assert folder.path.exists() is (record is not None)
 
 
@@ -343,29 +354,20 @@ def test_a_process_appends_only_under_its_own_manager_and_never_under_none(
 @pytest.mark.spec("S62", "S63")
 def test_a_reader_of_the_record_takes_only_line_1(folder: Folder) -> None:
     folder.path.write_text(f"{LOCAL}\n{OTHER}\nand more\n")
-    assert writer_manager(folder.folder, folder.world.box(), stand_in=False).identity == LOCAL
+    assert writer_manager(folder.folder, folder.world.box(), Topology("vm")).identity == LOCAL
 
 
 @pytest.mark.spec("S61", "S66")
 def test_a_command_on_a_fresh_folder_stands_in_for_the_hub(folder: Folder) -> None:
-    assert writer_manager(folder.folder, folder.world.box(), stand_in=True).identity == LOCAL
+    assert writer_manager(folder.folder, folder.world.box(), NO_TOPOLOGY).identity == LOCAL
     assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
-
-
-@pytest.mark.spec("S63")
-def test_a_command_that_is_no_stand_in_makes_no_record(folder: Folder) -> None:
-    with pytest.raises(FilingFailed) as caught:
-        writer_manager(folder.folder, folder.world.box(), stand_in=False)
-    assert str(caught.value) == CANNOT
-    assert caught.value.hint == f"no inbox lock record at {folder.path}: restart this daemon to write it"
-    assert folder.leaves() == set()
 
 
 @pytest.mark.spec("S63", "S66")
 def test_the_second_box_of_one_folder_is_refused_with_the_recovery(folder: Folder) -> None:
-    writer_manager(folder.folder, folder.world.box(), stand_in=True)
+    writer_manager(folder.folder, folder.world.box(), NO_TOPOLOGY)
     with pytest.raises(FilingFailed) as caught:
-        writer_manager(folder.folder, folder.world.box("far", OTHER), stand_in=True)
+        writer_manager(folder.folder, folder.world.box("far", OTHER), NO_TOPOLOGY)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == foreign(folder, LOCAL, f"machine {MACHINE}", f"local {OTHER}")
     assert folder.path.read_text() == f"{LOCAL}\n{MACHINE}\n"
@@ -373,10 +375,10 @@ def test_the_second_box_of_one_folder_is_refused_with_the_recovery(folder: Folde
 
 @pytest.mark.spec("S63", "S66")
 def test_a_stand_in_does_not_replace_its_machines_record_after_a_remount(folder: Folder) -> None:
-    writer_manager(folder.folder, folder.world.box(), stand_in=True)
+    writer_manager(folder.folder, folder.world.box(), NO_TOPOLOGY)
     folder.mount("nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
     with pytest.raises(FilingFailed) as caught:
-        writer_manager(folder.folder, folder.world.box(), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(), NO_TOPOLOGY)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == (
         f"this hub's inbox lock is now {NFS} but its record says {LOCAL}: "
@@ -387,7 +389,7 @@ def test_a_stand_in_does_not_replace_its_machines_record_after_a_remount(folder:
 @pytest.mark.spec("S63")
 def test_a_box_without_a_machine_id_is_told_how_to_get_one(folder: Folder) -> None:
     with pytest.raises(FilingFailed) as caught:
-        writer_manager(folder.folder, folder.world.box(machine=None), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(machine=None), NO_TOPOLOGY)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == (
         f"this hub has no machine id, so it cannot own the inbox lock record at {folder.path}: "
@@ -399,7 +401,7 @@ def test_a_box_without_a_machine_id_is_told_how_to_get_one(folder: Folder) -> No
 def test_a_record_that_cannot_be_read_is_a_refusal_with_the_reason(folder: Folder) -> None:
     folder.path.mkdir()
     with pytest.raises(FilingFailed) as caught:
-        writer_manager(folder.folder, folder.world.box(), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(), NO_TOPOLOGY)
     assert str(caught.value) == CANNOT
     assert caught.value.hint == f"the inbox lock record at {folder.path} cannot be read: it is not a regular file"
 
@@ -415,7 +417,7 @@ def test_a_stand_in_that_loses_the_race_to_another_machine_says_so(
 
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(FilingFailed) as caught:
-        writer_manager(folder.folder, folder.world.box(), stand_in=True)
+        writer_manager(folder.folder, folder.world.box(), NO_TOPOLOGY)
     assert caught.value.hint == foreign(folder, f"local {OTHER}", f"machine {OTHER}", LOCAL)
 
 
@@ -433,3 +435,229 @@ def test_a_box_that_appends_itself_reads_under_the_lock_and_no_other(folder: Fol
     folder.path.mkdir()
     with pytest.raises(OSError, match="not a regular file"):
         reads_under_lock(folder.folder, box)
+
+
+# ---- a box in a topology
+
+
+def hint(folder: Folder, topology: Topology, *, box: Box | None = None) -> str:
+    """Why a command may not append, which changes nothing; the answer itself is the page's words."""
+    before = folder.facts()
+    with pytest.raises(FilingFailed) as caught:
+        writer_manager(folder.folder, box or folder.world.box(), topology)
+    assert str(caught.value) == CANNOT
+    assert (folder.facts(), folder.leaves() - {folder.path.name}) == (before, set())
+    return caught.value.hint
+
+
+@pytest.mark.parametrize("record", [None, f"{NFS}\n{OTHER}\n", f"local {MACHINE}\n{MACHINE}\n", "", "none\n\n"])
+@pytest.mark.parametrize("machine", [MACHINE, None])
+@pytest.mark.parametrize("mount", [NFS4_MOUNT, NFS3_MOUNT, "overlay overlay rw"])
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("topology", [Topology("far"), Topology(relayed=True)])
+def test_a_guest_never_writes_the_record(
+    topology: Topology, replace: bool, mount: str, machine: str | None, record: str | None, folder: Folder
+) -> None:
+    folder.mount(mount)
+    if record is not None:
+        folder.path.write_text(record)
+    before = folder.facts()
+    box = folder.world.box(machine=machine)
+    assert establish(folder.folder, box, replace=replace, topology=topology) == LEFT
+    if record is None or not (record.startswith(NFS) and mount == NFS4_MOUNT):
+        hint(folder, topology, box=box)
+    assert folder.facts() == before
+    assert folder.leaves() <= {folder.path.name}
+
+
+@pytest.mark.spec("S65", "S66")
+@pytest.mark.parametrize("topology", [Topology("VM"), Topology("far", own_folder=True)])
+@pytest.mark.parametrize(
+    ("mount", "manager"), [(NFS4_MOUNT, NFS), (NFS3_MOUNT, HERE_NONE), ("ext4 /dev/vdb rw", LOCAL)]
+)
+def test_a_hub_by_topology_makes_renews_and_uses_the_record_on_any_mount(
+    mount: str, manager: str, topology: Topology, folder: Folder
+) -> None:
+    folder.mount(mount)
+    box = folder.world.box()
+    assert establish(folder.folder, box, replace=True, topology=topology) == CREATED
+    assert establish(folder.folder, box, replace=True, topology=topology) == CURRENT
+    assert writer_manager(folder.folder, box, topology).identity == manager
+    folder.path.write_text(f"nfs4 before:/\n{MACHINE}\n")
+    assert establish(folder.folder, box, replace=True, topology=topology) == REPLACED
+    assert folder.path.read_text() == f"{manager}\n{MACHINE}\n"
+
+
+@pytest.mark.spec("S65", "S66")
+def test_a_linked_box_makes_the_record_of_the_folder_on_its_own_disk(folder: Folder) -> None:
+    box, topology = folder.world.box(), Topology("far")
+    assert establish(folder.folder, box, replace=True, topology=topology) == CREATED
+    assert writer_manager(folder.folder, box, topology).identity == LOCAL
+
+
+@pytest.mark.spec("S66")
+def test_a_box_that_owns_its_folder_on_nfs_is_refused_under_another_machines_record(folder: Folder) -> None:
+    folder.mount(NFS3_MOUNT)
+    folder.path.write_text(f"{NFS}\n{OTHER}\n")
+    box, topology = folder.world.box(), Topology("far", own_folder=True)
+    said = foreign(folder, NFS, f"machine {OTHER}", HERE_NONE)
+    with pytest.raises(FilingFailed) as caught:
+        establish(folder.folder, box, replace=True, topology=topology)
+    assert str(caught.value) == said
+    assert hint(folder, topology) == said
+
+
+@pytest.mark.spec("S63")
+def test_a_guest_whose_manager_the_record_names_appends_itself(folder: Folder) -> None:
+    folder.mount(NFS4_MOUNT)
+    folder.path.write_text(f"{NFS}\n{OTHER}\n")
+    assert writer_manager(folder.folder, folder.world.box(), Topology("far")).identity == NFS
+    assert writer_manager(folder.folder, folder.world.box(machine=None), Topology("far")).identity == NFS
+
+
+@pytest.mark.spec("S63")
+@pytest.mark.parametrize(
+    ("topology", "who"),
+    [
+        (Topology("vm"), "this box is the folder's hub"),
+        (Topology("far"), "this box is the hub of its own folder, while far is the topology's"),
+        (
+            Topology(relayed=True),
+            "this box is the hub of its own folder, while the hub at $SOT_RELAY_ENDPOINT is the topology's",
+        ),
+    ],
+)
+def test_a_command_of_a_topology_makes_no_record_and_says_what_does(
+    topology: Topology, who: str, folder: Folder
+) -> None:
+    assert hint(folder, topology) == (
+        f"no inbox lock record at {folder.path}, and {who}; run: sotbus init (or start its node)"
+    )
+    assert folder.leaves() == set()
+
+
+@pytest.mark.spec("S63")
+def test_a_guest_without_a_record_is_told_what_the_hub_has_to_run(folder: Folder) -> None:
+    folder.mount(NFS4_MOUNT)
+    assert hint(folder, Topology("far")) == (
+        f"this box is a guest of far, and there is no inbox lock record at {folder.path}; "
+        "on far: run: sotbus init (or start its node)"
+    )
+
+
+@pytest.mark.spec("S63")
+@pytest.mark.parametrize(
+    ("record", "remedy"),
+    [
+        (NFS, "mount filer.example:/export here as far does (NFS v4 with local_lock=none), or send from far"),
+        (
+            f"none@{OTHER}",
+            "on far: mount the folder as NFS v4 with local_lock=none on far and here; then run: sotbus init "
+            "(or start its node); or send from far",
+        ),
+        (
+            f"local {OTHER}",
+            "send from far, if the folder is on its own disk; else see what sotbus doctor says there",
+        ),
+        ("ceph mon:/", "mount the folder here as far does, with the same plugins, or send from far"),
+    ],
+)
+def test_a_guest_under_another_manager_is_told_both_and_what_to_do(record: str, remedy: str, folder: Folder) -> None:
+    folder.mount(NFS3_MOUNT)
+    folder.path.write_text(f"{record}\n{OTHER}\n")
+    assert hint(folder, Topology("far")) == (
+        f"this box is a guest of far, and the inbox lock record names {record} and this box's lock manager is "
+        f"{HERE_NONE}; {remedy}"
+    )
+
+
+def test_a_guest_under_a_record_that_names_nothing_is_told_so(folder: Folder) -> None:
+    folder.mount(NFS3_MOUNT)
+    folder.path.touch()
+    assert hint(folder, Topology("far")) == (
+        f"this box is a guest of far, and the inbox lock record names nothing and this box's lock manager is "
+        f"{HERE_NONE}; on far: delete {folder.path}; then run: sotbus init (or start its node)"
+    )
+
+
+def test_a_box_whose_mount_cannot_be_told_counts_as_a_guest_and_says_so(folder: Folder) -> None:
+    folder.world.mountinfo.unlink()
+    assert hint(folder, Topology("far")) == (
+        f"this box counts as a guest of far, because the mount of {folder.folder.inboxes} cannot be told"
+    )
+
+
+@pytest.mark.spec("S66")
+def test_a_hub_whose_folder_was_remounted_is_told_to_renew_its_record(folder: Folder) -> None:
+    folder.path.write_text(f"{NFS}\n{MACHINE}\n")
+    assert hint(folder, Topology("vm")) == (
+        f"this hub's inbox lock is now {LOCAL} but its record says {NFS}: "
+        "restart this daemon to re-record it after the remount; or run: sotbus init"
+    )
+
+
+def test_a_remount_changes_the_role_at_the_next_filing(folder: Folder) -> None:
+    box, topology = folder.world.box(), Topology("far")
+    folder.mount(NFS3_MOUNT)
+    assert role_of(folder.folder, box, topology) == GUEST
+    assert hint(folder, topology).startswith("this box is a guest of far, and there is no inbox lock record")
+    folder.mount("ext4 /dev/vdb rw")
+    assert role_of(folder.folder, box, topology) == HUB
+    assert "this box is the hub of its own folder" in hint(folder, topology)
+    assert establish(folder.folder, box, replace=True, topology=topology) == CREATED
+    assert writer_manager(folder.folder, box, topology).identity == LOCAL
+    folder.mount(NFS4_MOUNT)
+    assert role_of(folder.folder, box, topology) == GUEST
+    assert "names local" in hint(folder, topology)
+    assert establish(folder.folder, box, replace=True, topology=topology) == LEFT
+
+
+# ---- the route of one filing
+
+
+@pytest.mark.spec("S63", "S66")
+@pytest.mark.parametrize("role", [HUB, GUEST])
+@pytest.mark.parametrize("forwarded", [False, True])
+@pytest.mark.parametrize(
+    ("record", "own", "may"),
+    [
+        (NFS, NFS, True),
+        (LOCAL, LOCAL, True),
+        (HERE_NONE, HERE_NONE, True),
+        ("none", "none", False),
+        ("", "", False),
+        (NFS, HERE_NONE, False),
+        (NFS, None, False),
+        (None, NFS, False),
+    ],
+)
+def test_what_may_be_appended_is_and_a_guest_forwards_the_rest_once(
+    record: str | None, own: str | None, may: bool, forwarded: bool, role: str
+) -> None:
+    kept = None if record is None else ManagerRecord(record, OTHER)
+    otherwise = FORWARD if role == GUEST and not forwarded else REFUSE
+    assert route(kept, own, role, forwarded=forwarded) == (APPEND if may else otherwise)
+    if not forwarded:
+        assert route(kept, own, role) == route(kept, own, role, forwarded=False)
+
+
+@pytest.mark.spec("S66")
+def test_each_refusal_of_a_filing_has_the_pages_words(folder: Folder) -> None:
+    box = folder.world.box()
+    theirs = ManagerRecord(NFS, OTHER)
+    ours = ManagerRecord(NFS, MACHINE)
+    assert refusal(folder.folder, box, LOCAL, theirs, GUEST) == (
+        "a forwarded frame reached a daemon that is not its folder's hub (vm)"
+    )
+    assert refusal(folder.folder, box, LOCAL, None) == (
+        f"no inbox lock record at {folder.path}: restart this daemon to write it"
+    )
+    assert refusal(folder.folder, box, LOCAL, theirs) == foreign(folder, NFS, f"machine {OTHER}", LOCAL)
+    assert refusal(folder.folder, box, LOCAL, ours) == (
+        f"this hub's inbox lock is now {LOCAL} but its record says {NFS}: "
+        "restart this daemon to re-record it after the remount"
+    )
+    assert refusal(folder.folder, box, "none", None) == (
+        f"this hub has no machine id, so it cannot own the inbox lock record at {folder.path}: "
+        "give this machine a machine id (/etc/machine-id on Linux), then restart the daemon"
+    )

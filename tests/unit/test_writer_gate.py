@@ -15,6 +15,7 @@ from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder
 from sotbus.comm.lock_manager import FlockManager
 from sotbus.comm.manager_record import writer_manager
+from sotbus.comm.topology import NO_TOPOLOGY, Topology
 from sotbus.comm.writer_gate import WriterGate
 from sotbus.errors import FilingFailed
 
@@ -43,7 +44,7 @@ def test_a_kept_answer_is_not_asked_again_within_its_moment_and_is_after_it(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    gate = WriterGate(here.folder, here.box(), stand_in=True)
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
     gate.manager()  # makes the record
     gate.manager()
     record(here).write_text(f"local {OTHER}\n{OTHER}\n")
@@ -57,7 +58,7 @@ def test_a_kept_answer_is_not_asked_again_within_its_moment_and_is_after_it(
 @pytest.mark.spec("S63", "S66")
 def test_a_kept_answer_ends_with_another_record(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_gate, "RECENT_S", 0)
-    gate = WriterGate(here.folder, here.box(), stand_in=True)
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
     assert gate.manager().identity == gate.manager().identity == LOCAL
     record(here).write_text(f"local {OTHER}\n{OTHER}\n")
     with pytest.raises(FilingFailed):
@@ -71,7 +72,7 @@ def test_a_kept_answer_ends_with_another_folder_in_the_inboxes_place(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_gate, "RECENT_S", 0)
-    gate = WriterGate(here.folder, here.box(), stand_in=True)
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
     gate.manager()
     kept = gate.manager()
     assert gate.manager() is kept
@@ -82,14 +83,14 @@ def test_a_kept_answer_ends_with_another_folder_in_the_inboxes_place(
 
 def test_one_thread_asks_at_a_time(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_gate, "RECENT_S", 0)
-    gate = WriterGate(here.folder, here.box(), stand_in=True)
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
     asking: list[int] = []
     most: list[int] = []
     real = writer_manager
 
-    def asked(folder_: Folder, box: Box, *, stand_in: bool) -> FlockManager:
+    def asked(folder_: Folder, box: Box, topology: Topology) -> FlockManager:
         asking.append(1)
-        identity = real(folder_, box, stand_in=stand_in).identity
+        identity = real(folder_, box, topology).identity
         most.append(len(asking))
         asking.pop()
         return FlockManager(identity)
@@ -104,7 +105,7 @@ def test_one_thread_asks_at_a_time(here: World, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_kept_answer_asks_for_nothing_while_all_is_the_same(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_gate, "RECENT_S", 0)
-    gate = WriterGate(here.folder, here.box(), stand_in=True)
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
     gate.manager()
     gate.manager()
 
@@ -121,7 +122,7 @@ def test_an_answer_on_nfs_is_kept_for_its_moment_and_no_longer(here: World, monk
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     mount(here, "nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
-    gate = WriterGate(here.folder, here.box(), stand_in=True)
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
     assert gate.manager().identity == gate.manager().identity == NFS
     mount(here, "nfs4 other.example:/export rw,vers=4.2,local_lock=none")
     now += writer_gate.RECENT_S * 0.9
@@ -129,3 +130,22 @@ def test_an_answer_on_nfs_is_kept_for_its_moment_and_no_longer(here: World, monk
     now += writer_gate.RECENT_S * 0.2
     with pytest.raises(FilingFailed):
         gate.manager()
+
+
+@pytest.mark.spec("S63", "S65")
+def test_a_remount_changes_the_role_of_a_gate_that_is_in_use(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_gate, "RECENT_S", 0)
+    mount(here, "nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
+    record(here).write_text(f"{NFS}\n{OTHER}\n")
+    gate = WriterGate(here.folder, here.box(), Topology("far"))
+    assert gate.manager().identity == NFS
+    mount(here, "nfs filer.example:/export rw,vers=3,local_lock=none")
+    with pytest.raises(FilingFailed) as caught:
+        gate.manager()
+    assert caught.value.hint.startswith("this box is a guest of far, and the inbox lock record names nfs4 ")
+    record(here).unlink()
+    mount(here, "ext4 /dev/vdb rw")
+    with pytest.raises(FilingFailed) as caught:
+        gate.manager()
+    assert "this box is the hub of its own folder" in caught.value.hint
+    assert not record(here).exists()
