@@ -27,7 +27,7 @@ OPTIONS = {
     "log": "-n --all --raw --json --help",
     "watch": "--unread --raw --json --help",
     "prune": "--all --yes --json --help",
-    "doctor": "--json --probe --help",
+    "doctor": "--json --probe --peer --wait --help",
     "plugins": "--json --all --help",
     "config": "check show path --config --all --json --help",
     "completion": "bash zsh fish --help",

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sotbus.doctor import peer_files, peer_locks, peer_mounts
@@ -213,7 +214,7 @@ class _Search:
             self.tell(f"found {other.host}; the proof takes about 15 s")
             yield Finding(sound(" and ".join(map(_described, pair.labels, pair.parties))))
             for _, judge in FACTS:
-                yield Finding(judge(pair.parties, pair.labels))
+                yield _judged(partial(judge, pair.parties, pair.labels))
             yield from self._steps(pair)
 
     def _steps(self, pair: Pair) -> Iterator[Finding]:
@@ -240,11 +241,12 @@ class _Search:
             except OSError as error:
                 yield _failed(error)
                 return
-            yield _judged(step, results, pair.labels, remedy)
+            yield _both(step, results, pair.labels, remedy)
         pair.part()
 
 
-def _judged(step: Step, results: Results, labels: Sequence[str], remedy: str) -> Finding:
+def _both(step: Step, results: Results, labels: Sequence[str], remedy: str) -> Finding:
+    """What a step's two halves come to."""
     failed = [(result["error"], label) for label, result in zip(labels, results, strict=True) if "error" in result]
     if failed:
         error, label = min(failed, key=lambda one: one[0] == GIVEN_UP)
@@ -252,10 +254,14 @@ def _judged(step: Step, results: Results, labels: Sequence[str], remedy: str) ->
             f"the proof was not finished: on {label}, {error}",
             "see that files in inbox/ can be made and locked on both boxes, then run it again on both boxes",
         )
+    return _judged(partial(step.judge, results, labels, remedy))
+
+
+def _judged(judge: Callable[[], Verdict]) -> Finding:
     try:
-        return Finding(step.judge(results, labels, remedy))
+        return Finding(judge())
     except NotProved as open_:
-        return _open(f"nothing is proved: {open_}", open_.remedy)
+        return _open(str(open_), open_.remedy)
     except Exception as error:
         return _broken(error)
 

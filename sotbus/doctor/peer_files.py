@@ -155,7 +155,9 @@ def judge_append(results: Sequence[dict[str, Any]], labels: Sequence[str], remed
         )
     turns = min(result["turns"] for result in results)
     if turns < MIN_TURNS:
-        raise NotProved(f"the boxes hardly appended at the same time ({written} lines, {turns} turns)", AGAIN)
+        raise NotProved(
+            f"nothing is proved: the boxes hardly appended at the same time ({written} lines, {turns} turns)", AGAIN
+        )
     return sound(
         f"each saw the other's line at once; of {written} lines by both in {turns} turns each is there once, whole"
     )

@@ -183,7 +183,9 @@ def judge_exclusion(results: Sequence[dict[str, Any]], labels: Sequence[str], re
     if wrong:
         return fault(f"the lock does not do its work between them: {', '.join(wrong)}", remedy)
     if waited < MIN_WAITS or not all(result["holds"] for result in results):
-        raise NotProved(f"the boxes hardly met at the lock ({holds} holds, {waited} of them waited for)", AGAIN)
+        raise NotProved(
+            f"nothing is proved: the boxes hardly met at the lock ({holds} holds, {waited} of them waited for)", AGAIN
+        )
     return sound(
         f"each was kept out while the other held it, and got it after; two could read, and none write beside them; of "
         f"{holds} holds by both, {waited} of them waited for, no two overlapped"
@@ -231,9 +233,13 @@ def judge_death(results: Sequence[dict[str, Any]], labels: Sequence[str], remedy
     for role, result in enumerate(results):
         heir, holder = labels[role], labels[1 - role]
         if not result["held"]:
-            raise NotProved(f"the process on {holder} did not get the lock that it was to be killed with", AGAIN)
+            raise NotProved(
+                f"nothing is proved: the process on {holder} did not get the lock that it was to be killed with", AGAIN
+            )
         if result["beside"]:
-            raise NotProved(f"{heir} got the lock while a process on {holder} held it", "see peer-exclusion")
+            raise NotProved(
+                f"nothing is proved: {heir} got the lock while a process on {holder} held it", "see peer-exclusion"
+            )
         if not result["freed"]:
             return fault(
                 f"{FREE_S:g}s after its holder on {holder} was killed, {heir} had not got the lock",

@@ -11,6 +11,7 @@ from sotbus.comm.holder import own_record
 from sotbus.comm.identity import NFS4, NONE
 from sotbus.comm.mounts import LOCAL_FILE_SYSTEMS, Mount
 from sotbus.doctor.check import FAULT, Check, NotJudged, Verdict, fault, sound
+from sotbus.doctor.pair import NotProved
 from sotbus.doctor.peer_board import FORM, Party
 from sotbus.doctor.place import Place
 
@@ -19,6 +20,9 @@ UNIQUIFIERS = ("/sys/fs/nfs/net/nfs_client/identifier", "/sys/module/nfs/paramet
 
 BEARING = ("mount", "nfs-recovery", "probe-exclusion", "probe-readers", "probe-append", "probe-death")
 """A box's own checks whose fault makes it unfit to share the folder, whatever the two of them prove."""
+
+UNDECIDED = ("the proof was not finished", "nothing is proved")
+"""How the probe's faults begin that say nothing against the lock: a busy box."""
 
 NFS_OPTIONS = "vers=4.2,local_lock=none"
 
@@ -84,15 +88,23 @@ def names(parties: Sequence[Party], labels: Sequence[str]) -> Verdict:
 
 
 def own_checks(parties: Sequence[Party], labels: Sequence[str]) -> Verdict:
-    """Neither box has a fault of its own that bears on sharing the folder."""
+    """Neither box has a fault of its own that bears on sharing the folder.
+
+    *Errors*: :class:`NotProved` where the worst that was found is a proof that came to nothing.
+    """
     found = [
-        (f"on {label} {name} is at fault ({text})", f"on {label}: {remedy}")
+        (f"on {label} {name} is at fault ({text})", f"on {label}: {remedy}", text.startswith(UNDECIDED))
         for party, label in zip(parties, labels, strict=True)
         for name, text, remedy in party.faults
     ]
-    if found:
-        return fault("; ".join(text for text, _ in found), found[0][1])
-    return sound(f"none of {', '.join(BEARING)} is at fault on either box")
+    found.sort(key=lambda one: one[2])
+    if not found:
+        return sound(f"none of {', '.join(BEARING)} is at fault on either box")
+    texts = "; ".join(text for text, _, _ in found)
+    _, remedy, undecided = found[0]
+    if undecided:
+        raise NotProved(texts, remedy)
+    return fault(texts, remedy)
 
 
 def lock_managers(parties: Sequence[Party], labels: Sequence[str]) -> Verdict:

@@ -32,7 +32,7 @@ LINES = 50
 """Lines that each process appends, at most."""
 
 APPEND_S = 0.6
-START_S = 5.0
+START_S = 30.0
 """How long the processes may take to start, on a busy box."""
 
 GRACE_S = 3.0

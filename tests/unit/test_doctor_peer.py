@@ -284,6 +284,25 @@ def test_a_fault_of_one_boxs_own_that_bears_on_it_is_named_on_both(
     assert answer.verdict.endswith("share this folder: one of them is unfit by its own checks; on box-b: echo N")
 
 
+@pytest.mark.parametrize("text", ["the proof was not finished: too busy", "nothing is proved: they hardly met"])
+def test_a_proof_of_a_boxs_own_that_came_to_nothing_says_nothing_against_sharing(
+    shared: World, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    only(monkeypatch, "peer-rename")
+    undecided = Check("probe-append", FAULT, text, "run it again")
+    answer = both(shared, own={"box-b": [undecided]})
+    assert faults(answer) == ["peer-own-checks"]
+    assert re.fullmatch(
+        r"verdict: it is not proved that \S+ and \S+ may share .*: see peer-own-checks; on box-b: run it again",
+        answer.verdict,
+    )
+    worse = Check("probe-exclusion", FAULT, "the lock does not exclude", "mend it")
+    answer = both(shared, own={"box-b": [undecided], "box-a": [worse]})
+    assert by_name(answer)["peer-own-checks"].text.startswith("on box-a probe-exclusion is at fault (the lock does not")
+    assert "do NOT" in answer.verdict
+    assert answer.verdict.endswith("on box-a: mend it")
+
+
 def test_nobody_comes_and_it_is_said_within_the_wait_and_before_it_what_to_run(shared: World) -> None:
     runs = Runs()
     began = time.monotonic()
