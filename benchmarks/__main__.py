@@ -9,13 +9,18 @@ import tempfile
 from pathlib import Path
 
 import sotbus
-from benchmarks import bus, plugins, reading, registry, sending
+from benchmarks import bus, plugins, reading, registry, sending, shared_home
+
+BENCHMARKS = (
+    *(sending.cold, sending.durable, reading.polls, registry.big),
+    *(bus.sends, bus.shown, plugins.facade, shared_home.sends),
+)
 
 
 def main() -> int:
     compileall.compile_dir(os.path.dirname(sotbus.__file__), quiet=1)
     missed = 0
-    for benchmark in (sending.cold, sending.durable, reading.polls, registry.big, bus.sends, bus.shown, plugins.facade):
+    for benchmark in BENCHMARKS:
         print(f"\n{benchmark.__module__}.{benchmark.__name__}")
         with tempfile.TemporaryDirectory(prefix="sotbus-bench-") as base:
             missed += not benchmark(Path(base))

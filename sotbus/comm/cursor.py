@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 import zlib
 
 from sotbus import message
-from sotbus.comm.folder import PRIVATE_FILE, open_regular, remove_quietly, write_whole
+from sotbus.comm.folder import PRIVATE_FILE, open_regular, refresh_folder, remove_quietly, write_whole
+
+READ_PAUSES_S = (0.0, 0.0, 0.0, 0.02, 0.04, 0.04, 0.1, 0.1)
+"""Pauses before each try of a read."""
 
 MAX_DIGITS = 18
 """A count of more digits is past the end of any inbox."""
@@ -69,16 +74,39 @@ class Cursor:
 
 
 def read(path: str) -> Cursor:
-    """The cursor file's cursor; one that is absent or cannot be read is empty. At most 64 KiB are looked at."""
-    try:
-        fd = open_regular(path)
+    """The cursor file's cursor; one that is absent or cannot be read is empty. At most 64 KiB are looked at.
+
+    A read that fails while the file is being replaced is tried again, for 0.3 s: on NFS the file that was opened may be
+    gone, and the name is missing for a moment where another process of the writer's box has the old file open.
+    """
+    data = b""
+    for pause in READ_PAUSES_S:
+        if pause:
+            time.sleep(pause)
         try:
-            data = os.read(fd, 1 << 16)
-        finally:
-            os.close(fd)
-    except OSError:
-        data = b""
+            fd = open_regular(path)
+            try:
+                data = os.read(fd, 1 << 16)
+            finally:
+                os.close(fd)
+            break
+        except FileNotFoundError:
+            if not _is_being_replaced(path):
+                break
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                break
+            refresh_folder(os.path.dirname(path))
     return Cursor.parse(data.decode("utf-8", "replace"))
+
+
+def _is_being_replaced(path: str) -> bool:
+    """Whether a cursor that could not be opened has been written meanwhile, or is about to be renamed into place."""
+    folder, leaf = os.path.split(path)
+    try:
+        return any(name == leaf or name.startswith(f"{leaf}.tmp.") for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def written_form(count: int, last_line: bytes) -> bytes:

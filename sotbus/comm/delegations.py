@@ -11,9 +11,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 
 MOUNTINFO = "/proc/self/mountinfo"
 
+RECENT_S = 1.0
+"""How long an answer about a folder is kept: a mount over it changes what is borrowed, and nothing else."""
+
+RECENT_FOLDERS = 64
+
+_recent: dict[str, tuple[bool, float]] = {}
 _lending: dict[int, bool] = {}
 """By device number, whether the file system is NFS v4."""
 
@@ -36,17 +43,35 @@ def open_undelegated(path: str, flags: int, mode: int = 0o777) -> int:
     return fd
 
 
+def open_lock(path: str) -> int:
+    """A lock file on NFS v4, made where it is not there; nothing is ever read from it or written. *Errors*: OSError."""
+    flags = os.O_RDWR | os.O_CREAT
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(path, flags, 0o600)
+
+
 def _lends(path: str) -> bool:
     """Whether a file's folder is on NFS v4. Only a file system without a disk has a device number without a major."""
+    folder = path[: path.rfind("/")]
+    known = _recent.get(folder)
+    now = time.monotonic()
+    if known is not None and now < known[1]:
+        return known[0]
     try:
-        device = os.stat(os.path.dirname(path)).st_dev
+        device = os.stat(folder).st_dev
     except OSError:
         return False  # the open says what is wrong
-    if os.major(device):
-        return False
-    if device not in _lending:
+    if not os.major(device) and device not in _lending:
         _look()
-    return _lending.setdefault(device, False)
+    lends = not os.major(device) and _lending.setdefault(device, False)
+    if len(_recent) >= RECENT_FOLDERS:
+        _recent.clear()
+    _recent[folder] = (lends, now + RECENT_S)
+    return lends
 
 
 def _look() -> None:

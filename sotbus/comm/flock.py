@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 
-from sotbus.comm.delegations import open_undelegated
+from sotbus.comm.delegations import open_lock
 from sotbus.comm.folder import close_quietly
 
 TYPE_CHECKING = False
@@ -71,7 +71,7 @@ def acquire(path: str, *, exclusive: bool, bound_s: float, polling: bool) -> Fil
     *Errors*: :class:`LockTimeoutError` past the bound; OSError where the file cannot be opened or locked.
     *Cancellation*: an exception that arrives while waiting (KeyboardInterrupt) gives the lock up.
     """
-    fd = (open_undelegated if polling else os.open)(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fd = open_lock(path) if polling else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
         if _try(fd, kind):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import ExitStack
 
 from sotbus.comm import flock
@@ -81,7 +80,6 @@ class Inbox:
         since, so that the file is touched only through the descriptor that the lock fences.
         *Cancellation*: an exception that arrives meanwhile (KeyboardInterrupt) cuts the line back too.
         """
-        deadline = time.monotonic() + bound_s
         try:
             lock = self.manager.hold(self.lock_path, True, bound_s)
             lock.__enter__()  # a manager may take the lock here or in hold; both belong to this try
@@ -91,7 +89,7 @@ class Inbox:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         cut: list[int] = []
         try:
-            self._append_locked(line, cut, deadline)
+            self._append_locked(line, cut, bound_s)
         except flock.LockTimeoutError:
             raise self._held(bound_s) from None
         finally:
@@ -107,7 +105,7 @@ class Inbox:
     def _held(self, bound_s: float) -> InboxLockHeld:
         return InboxLockHeld(f"the inbox lock for @{self.handle} was held for {bound_s:g}s — nothing was appended")
 
-    def _append_locked(self, line: bytes | Work, cut: list[int], deadline: float) -> None:
+    def _append_locked(self, line: bytes | Work, cut: list[int], bound_s: float) -> None:
         """The steps between lock and release: open, fence, cut a torn tail, write whole, sync, close."""
         try:
             fd = open_undelegated(self.path, APPEND_FLAGS, PRIVATE_FILE)
@@ -115,7 +113,7 @@ class Inbox:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         leased = False
         try:
-            leased = self.manager.fence(fd, max(0.0, deadline - time.monotonic()))
+            leased = self.manager.fence(fd, bound_s)
             if leased:
                 forget_lost_write(fd)
             length = os.lseek(fd, 0, os.SEEK_END)

@@ -51,7 +51,7 @@ class Registry:
         *Errors*: :class:`RegistryWriteFailed`; a file, or a folder, that is there already is none.
         """
         path = self.folder.registry
-        if self._is_there():
+        if not self._is_missing() or self._finish_cut_off_write():
             return
         temp = f"{path}.new.{os.getpid()}.{int.from_bytes(os.urandom(4), 'big')}"
         try:
@@ -59,7 +59,7 @@ class Registry:
             try:
                 os.link(temp, path)
             except OSError:
-                if not self._is_there():
+                if self._is_missing():
                     raise
             finally:
                 remove_quietly(temp)
@@ -75,10 +75,41 @@ class Registry:
                 "run the command again"
             ) from error
 
-    def _is_there(self) -> bool:
-        """Whether there is a registry, or whatever else has its name; asked of the server, not of a remembered name."""
+    def _finish_cut_off_write(self) -> bool:
+        """Link a whole document into place that its killed writer was about to rename; whether there is a registry now.
+
+        The one writer that leaves no registry behind is an NFS client's, killed between the two steps of a rename (see
+        below). Its document was synced, and a live writer's rename over it changes nothing.
+        """
+        try:
+            registry_json.parse(read_file(self.folder.registry + ".tmp"))
+            os.link(self.folder.registry + ".tmp", self.folder.registry)
+        except FileExistsError:
+            return True
+        except (OSError, registry_json.NotARegistryError):
+            return False
+        return True
+
+    def _is_missing(self) -> bool:
+        """Whether there is no registry; the server is asked, not a remembered name, and not in the middle of a write.
+
+        An NFS client replaces a file that another process of its box has open in two steps, and the name is missing
+        between them: the old file becomes ``.nfs...``, then the new one is renamed. That is under the registry lock.
+        """
+        for pause in (0.0, *READ_PAUSES_S):
+            if pause:
+                time.sleep(pause)
+            written = self._is_there(self.folder.registry_lock)
+            if self._is_there(self.folder.registry):
+                return False
+            if not written and not self._is_there(self.folder.registry_lock):
+                return True
+        return True
+
+    def _is_there(self, path: str) -> bool:
+        """Whether a name is there; the folder is opened for each one, or one answer is older than the other."""
         refresh_folder(self.folder.root)
-        return os.path.lexists(self.folder.registry)
+        return os.path.lexists(path)
 
     def read(self) -> dict[str, Any]:
         """The whole document, fresh.
@@ -102,7 +133,7 @@ class Registry:
         return agents
 
     def _bytes(self) -> bytes | None:
-        """The file's bytes; None where the first open finds no file. A good read is never tried again."""
+        """The file's bytes; None where there is no file. A good read is never tried again."""
         path = self.folder.registry
         refresh_folder(self.folder.root)
         try:
@@ -110,7 +141,8 @@ class Registry:
             if data:
                 return data
         except FileNotFoundError:
-            return None
+            if self._is_missing():
+                return None
         except OSError:
             data = b""
         reason = "it is empty"

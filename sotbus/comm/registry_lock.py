@@ -40,6 +40,9 @@ def _new_turn() -> None:
     _turn = _thread.allocate_lock()
 
 
+WALKED = "its reclaim chain was still being walked at the deadline"
+
+
 class Obstacle:
     """What stands in the way of the lock, for the message: who holds it, who blocks its reclaim, and why.
 
@@ -114,7 +117,9 @@ class RegistryLock:
             if obstacle is not None and time.monotonic() >= deadline:
                 raise self._failure(obstacle)
             try:
-                obstacle = self._step(deadline)
+                found = self._step(deadline)
+                if obstacle is None or found.why != WALKED:
+                    obstacle = found  # else what an earlier walk found to its end says more
             except GoneError:
                 obstacle = Obstacle("unread", "it was released and taken again each time")
                 continue
@@ -139,8 +144,7 @@ class RegistryLock:
             if len(chain) > 1 and self._is_me(latest):
                 return self._remove(chain)
             if len(chain) > 1 and time.monotonic() > deadline:
-                why = "its reclaim chain was still being walked at the deadline"
-                return Obstacle("held", why, holder, latest)
+                return Obstacle("held", WALKED, holder, latest)
             verdict, why = judge(latest, self._me, self._start_of)
             if verdict != DEAD:
                 if len(chain) > 1:
@@ -292,6 +296,7 @@ def link_record(target: str, folder: str, record: Holder) -> bool:
     fd = open_undelegated(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     try:
         write_whole(fd, f"{record}\n".encode())
+        os.fdatasync(fd)  # else a power loss leaves a lock that names nobody, which only a person may remove
         try:
             os.link(temp, target)
         except OSError as error:

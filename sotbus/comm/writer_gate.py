@@ -7,7 +7,7 @@ import os
 import select
 import time
 
-from sotbus.comm.manager_record import writer_manager
+from sotbus.comm.manager_record import allows, read, writer_manager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class WriterGate:
 
     An answer is kept for ``RECENT_S``. A local disk's is kept longer, until something changes: a remount, which marks
     an open mountinfo at once (proc_pid_mountinfo(5)), another record, or another folder in the inboxes' place.
-    Elsewhere, and where the mounts cannot be watched, everything is asked afresh then.
+    Elsewhere the record is read again then; where the mounts cannot be watched, everything is asked afresh.
 
     Thread-safe: one thread asks at a time.
     """
@@ -35,6 +35,7 @@ class WriterGate:
         "_answer",
         "_asked_at",
         "_facts",
+        "_local",
         "_poll",
         "_record",
         "_turn",
@@ -52,7 +53,8 @@ class WriterGate:
         self._answer: LockManager | None = None
         self._asked_at = 0.0
         self._turn = _thread.allocate_lock()
-        self._facts: object = None
+        self._facts: tuple[int, ...] | None = None
+        self._local = False
         self._watched: int | None = None
         self._poll: select.poll | None = None
 
@@ -73,7 +75,7 @@ class WriterGate:
         if self._answer is not None:
             if now < self._asked_at + RECENT_S:
                 return self._answer
-            if self._facts is not None and not self._mounts_changed() and self._facts == self._look():
+            if not self._mounts_changed() and self._stands(self._answer):
                 self._asked_at = now
                 return self._answer
         self._answer = None
@@ -81,12 +83,24 @@ class WriterGate:
         self._watch()
         before = self._look()
         answer = writer_manager(self.folder, self.box, self.topology)
-        self._answer, self._facts = answer, None
-        if answer.identity.startswith("local ") and self._poll is not None and before == self._look():
-            self._facts = before
+        self._answer, self._facts = answer, before if before == self._look() else None
+        self._local = answer.identity.startswith("local ")
         return answer
 
-    def _look(self) -> object:
+    def _stands(self, answer: LockManager) -> bool:
+        """Whether an answer still holds on the same mounts: on a local disk by the record's facts, elsewhere by reading
+        it, since another box's change does not show in them at once."""
+        if self._local:
+            return self._facts is not None and self._facts == self._look()
+        try:
+            inboxes = os.stat(self.folder.inboxes)
+            if self._facts is None or self._facts[:2] != (inboxes.st_dev, inboxes.st_ino):
+                return False
+            return allows(read(self.folder), answer.identity)
+        except OSError:
+            return False
+
+    def _look(self) -> tuple[int, ...] | None:
         """What the answer rests on besides the mounts, or None where it cannot be told."""
         try:
             inboxes = os.stat(self.folder.inboxes)

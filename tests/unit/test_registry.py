@@ -194,10 +194,58 @@ def test_a_registry_that_stays_stale_is_told_within_300_ms(registry: Registry, m
 def test_only_the_first_open_can_say_that_there_is_no_registry(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path_of(registry).unlink(missing_ok=True)
     reads = Reads(monkeypatch, errno.ENOENT)
     with pytest.raises(RegistryUnreadable, match="is missing"):
         registry.read()
-    assert reads.log == ["folder", "read"]
+    assert reads.log.count("read") == 1
+
+
+def test_a_registry_whose_name_is_gone_while_it_is_being_written_is_read_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS client replaces a file that its box has open in two steps, and between them the name is nobody's."""
+    path = path_of(registry)
+    data = path.read_bytes()
+    path.unlink()
+    Path(registry.folder.registry_lock).write_text("vm:m:b:1:2:3\n")
+    pauses: list[float] = []
+
+    def sleep(for_s: float) -> None:
+        pauses.append(for_s)
+        if len(pauses) == 2:
+            path.write_bytes(data)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert list(registry.agents()) == ["a"]
+    path.unlink()
+    pauses.clear()
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with pytest.raises(RegistryUnreadable, match="is missing"):
+        registry.read()
+    assert sum(pauses) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b"[]", b'{"agents": 5}', None])
+def test_what_a_killed_writer_left_makes_no_registry_unless_it_is_a_whole_one(
+    left: bytes | None, registry: Registry
+) -> None:
+    path = path_of(registry)
+    path.unlink()
+    if left is not None:
+        Path(f"{path}.tmp").write_bytes(left)
+    registry.create()
+    assert registry.agents() == {}
+
+
+def test_a_whole_document_that_a_killed_writer_was_about_to_rename_becomes_the_registry(registry: Registry) -> None:
+    """Between the two steps of an NFS client's rename only the new document is there."""
+    path = path_of(registry)
+    path.rename(f"{path}.tmp")
+    registry.create()
+    assert list(registry.agents()) == ["a"]
+    assert registry.update(set_summary, 0)
+    assert list(registry.agents()) == ["a"]
 
 
 def test_a_good_read_that_does_not_parse_is_not_tried_again(

@@ -650,7 +650,7 @@ def test_a_reclaimer_that_nobody_can_prove_dead_brings_the_by_hand_clause(folder
     folder.hold_as(reclaimer, folder.marker(dead))
     why = "it is dead, but its reclaim by far pid 5 did not finish: it is on another machine"
     more = BY_HAND_CLAUSE.format(folder.path)
-    assert re.fullmatch(held(folder, dead, why, blocker=reclaimer, more=more), folder.failure(0.05))
+    assert re.fullmatch(held(folder, dead, why, blocker=reclaimer, more=more), folder.failure(0.5))
 
 
 @pytest.mark.spec("S42")

@@ -132,9 +132,25 @@ def test_an_answer_on_nfs_is_kept_for_its_moment_and_no_longer(here: World, monk
         gate.manager()
 
 
+def test_on_nfs_the_record_is_read_again_and_the_mounts_are_not(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_gate, "RECENT_S", 0)
+    mount(here, "nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
+    gate = WriterGate(here.folder, here.box(), NO_TOPOLOGY)
+    record(here).write_text(f"{NFS}\n{OTHER}\n")
+    kept = gate.manager()
+    monkeypatch.setattr(Box, "mountinfo", lambda _: pytest.fail("the mounts are as they were"))
+    assert gate.manager() is kept
+    monkeypatch.undo()
+    monkeypatch.setattr(writer_gate, "RECENT_S", 0)
+    record(here).write_text(f"nfs4 other.example:/export\n{OTHER}\n")
+    with pytest.raises(FilingFailed):
+        gate.manager()
+
+
 @pytest.mark.spec("S63", "S65")
 def test_a_remount_changes_the_role_of_a_gate_that_is_in_use(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_gate, "RECENT_S", 0)
+    monkeypatch.setattr(WriterGate, "_mounts_changed", lambda _: True)  # as the kernel says after each mount
     mount(here, "nfs4 filer.example:/export rw,vers=4.2,local_lock=none")
     record(here).write_text(f"{NFS}\n{OTHER}\n")
     gate = WriterGate(here.folder, here.box(), Topology("far"))
