@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from sotbus.errors import BadHandle, BadRequest, FilingFailed, NoLiveSession, NotHere, SotbusError, TooLarge
     from sotbus.folder_delivery import FolderDelivery
     from sotbus.hookspecs import hookimpl
+    from sotbus.link_delivery import LinkDelivery
+    from sotbus.peers import Peer
 
 _FROM = {
     "sotbus.comm.flock": ("LockTimeoutError",),
@@ -60,6 +62,8 @@ _FROM = {
     "sotbus.errors": ("BadHandle", "BadRequest", "FilingFailed", "NoLiveSession", "NotHere", "SotbusError", "TooLarge"),
     "sotbus.folder_delivery": ("FolderDelivery",),
     "sotbus.hookspecs": ("hookimpl",),
+    "sotbus.link_delivery": ("LinkDelivery",),
+    "sotbus.peers": ("Peer",),
 }
 _HOME = {name: module for module, names in _FROM.items() for name in names}
 
@@ -77,6 +81,7 @@ __all__ = [
     "FolderDelivery",
     "Harness",
     "Inbound",
+    "LinkDelivery",
     "LockManager",
     "LockTimeoutError",
     "Mount",
@@ -84,6 +89,7 @@ __all__ = [
     "NotHere",
     "NotSentError",
     "OutcomeUnknownError",
+    "Peer",
     "Receipt",
     "Screen",
     "SotbusError",

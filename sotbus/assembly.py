@@ -44,6 +44,7 @@ def assemble(
         inbox_lock_wait_s=config.inbox_lock_wait_s,
         inbox_read_wait_s=config.inbox_read_wait_s,
         mount_wait_s=config.mount_wait_s,
+        node_socket=config.node_socket,
     )
     folder = Folder.of(environ, config.comm_home)
     topology = Topology.of(environ, config.hub, config.own_folder)

@@ -27,7 +27,7 @@ OPTION, VARIABLE, HOST_FILE, COMMON_FILE = "--config", "$SOTBUS_CONFIG", "file o
 COMMON_LEAF = "config.toml"
 """The name of the common file, which every box with this home reads that has no file of its own."""
 
-TABLES = ("topology", "box", "comm", "message")
+TABLES = ("topology", "box", "comm", "message", "node")
 """The tables that a file may have, but for the plugins' own."""
 
 _HEADERS = tuple(f"[{table}]".encode() for table in TABLES)
@@ -51,6 +51,8 @@ class Config:
     :param inbox_lock_wait_s: seconds for the inbox lock of an append.
     :param inbox_read_wait_s: seconds for the shared inbox lock of a reader.
     :param mount_wait_s: seconds that a command's calls into a file system may take, or None where nothing is said.
+    :param node_state: the folder of the node's store, or None for the usual place.
+    :param node_socket: the node's socket, below ``$SOT_SOCKET``, or None for the usual place.
     :param max_text_bytes: the largest message text, in bytes of UTF-8.
     """
 
@@ -66,6 +68,8 @@ class Config:
         "machine_id",
         "max_text_bytes",
         "mount_wait_s",
+        "node_socket",
+        "node_state",
         "own_folder",
         "path",
         "plugin_tables",
@@ -84,6 +88,8 @@ class Config:
         self.inbox_lock_wait_s: float | None = None
         self.inbox_read_wait_s: float | None = None
         self.mount_wait_s: float | None = None
+        self.node_state: str | None = None
+        self.node_socket: str | None = None
         self.max_text_bytes: int = MAX_TEXT_BYTES
         self._text = ""
         self._document: Mapping[str, object] = {}

@@ -132,6 +132,7 @@ KEYS: Mapping[str, Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
         "mount_wait_s": ("mount_wait_s", _seconds),
     },
     "message": {"max_bytes": ("max_text_bytes", _bytes)},
+    "node": {"state": ("node_state", _folder), "socket": ("node_socket", _folder)},
 }
 """Table, key: the setting, and its reader, which answers the value or raises ValueError with what was expected."""
 

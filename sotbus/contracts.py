@@ -14,12 +14,18 @@ from typing import Protocol, runtime_checkable
 
 from sotbus.errors import SotbusError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sotbus.peers import Peer
+
 
 @dataclass(frozen=True)
 class BoxFacts:
     """The box that asks: its declared host, the user's name, its machine id (None where it has none), its comm folder.
 
     ``settings`` is the plugin's own table as the type that its ``sotbus_settings`` names, None where it names none.
+    ``peers`` are the nodes that this box talks to (:class:`sotbus.peers.Peer`), and ``config_folder`` is where this
+    user's config files and keys lie.
     """
 
     host: str
@@ -27,6 +33,8 @@ class BoxFacts:
     machine_id: str | None
     comm_home: str
     settings: object = None
+    peers: tuple[Peer, ...] = ()
+    config_folder: str = ""
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,10 @@ class FilingFailed(SotbusError):
         self.outcome_unknown = outcome_unknown
 
 
+class CannotAppend(FilingFailed):
+    """This process may not append to the folder's mailboxes itself: the folder's lock record names another manager."""
+
+
 class MountHung(SotbusError):
     """A file system did not answer within its bound (a hard NFS mount whose server is away); what was asked for is left
     to its thread.

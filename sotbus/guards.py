@@ -6,11 +6,13 @@ reported, so that one broken plugin never takes a send or a node down.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from sotbus.comm.flock import LockTimeoutError
 from sotbus.contracts import (
+    BoxFacts,
     Delivery,
     Destination,
     Filing,
@@ -140,6 +142,27 @@ class GuardedTransport(_Guard):
         except Exception as error:
             return self._no("reaches", error)
 
+    def statistics(self) -> dict[str, object]:
+        """What the plugin's own tells of itself, where it tells anything, for the person who looks at the node."""
+        ask = getattr(self._inner, "statistics", None)
+        try:
+            found = ask() if callable(ask) else {}
+            if dataclasses.is_dataclass(found) and not isinstance(found, type):
+                found = dataclasses.asdict(found)
+        except Exception as error:
+            self._no("statistics", error)
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+    def prepare(self, box: BoxFacts) -> Callable[[], None]:
+        """Where the plugin's has it: take what the box says now, while it runs."""
+        prepare = getattr(self._inner, "prepare", None)
+        if prepare is None:
+            return _nothing
+        with self._naming("prepare"):
+            commit: Callable[[], None] = prepare(box)
+        return commit
+
     async def request(self, node: str, request: bytes, deadline_s: float) -> bytes:
         with self._naming("request"):
             answer = await self._inner.request(node, request, deadline_s)
@@ -150,6 +173,10 @@ class GuardedTransport(_Guard):
     async def serve(self, inbound: Inbound) -> None:
         with self._naming("serve"):
             await self._inner.serve(inbound)
+
+
+def _nothing() -> None:
+    """A transport that goes by what it was told when it was made."""
 
 
 class GuardedWaker(_Guard):

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 IN_TREE = {"filesystem": "sotbus_filesystem.lock_manager", "nfs": "sotbus_nfs.lock_manager"}
 """In-tree plugins with a lock manager, and the module whose ``make`` answers it."""
 
+WITHOUT = frozenset(["zmq"])
+"""In-tree plugins that have none."""
+
 
 def resolve(names: Sequence[str], report: Callable[[PluginError], None]) -> tuple[Factory, ...]:
     """What to ask, in order, for a mount's lock manager.
 
     *Errors*: :class:`PluginError` where a plugin that is not in the tree cannot be loaded.
     """
-    if all(name in IN_TREE for name in names):
-        return tuple(__import__(IN_TREE[name], fromlist=["make"]).make for name in names)
+    if all(name in IN_TREE or name in WITHOUT for name in names):
+        return tuple(__import__(IN_TREE[name], fromlist=["make"]).make for name in names if name not in WITHOUT)
     from sotbus.plugins import Plugins
 
     return (Plugins.load(names, report).lock_manager,)

@@ -19,7 +19,7 @@ from sotbus.comm.identity import NONE, identity_of
 from sotbus.comm.mounts import Mount
 from sotbus.contracts import BoxFacts, Delivery, Harness, LockManager, Waker
 from sotbus.errors import ConfigError, PluginError
-from sotbus.guards import GuardedDelivery, GuardedHarness, GuardedLockManager, GuardedWaker
+from sotbus.guards import GuardedDelivery, GuardedHarness, GuardedLockManager, GuardedTransport, GuardedWaker
 from sotbus.typed_table import typed_table
 
 TYPE_CHECKING = False
@@ -176,12 +176,20 @@ class Plugins:
 
     def deliveries(self, box: BoxFacts) -> list[tuple[str, Delivery]]:
         """Every plugin's way to reach mailboxes, by plugin name, in the config's order."""
-        found = self._each("sotbus_delivery", lambda name: {"box": self._facts(box, name)})
-        return [(one.name, GuardedDelivery(one.described, made, self._report)) for one, made in found]
+        from sotbus.link_delivery import LinkDelivery
+
+        found: list[tuple[str, Delivery]] = []
+        for one, made in self._each("sotbus_delivery", lambda name: {"box": self.facts_of(box, name)}):
+            if isinstance(made, LinkDelivery):  # ours, over the plugin's own transport
+                made.transport = GuardedTransport(one.described, made.transport, self._report)
+                found.append((one.name, made))
+            else:
+                found.append((one.name, GuardedDelivery(one.described, made, self._report)))
+        return found
 
     def wakers(self, box: BoxFacts) -> list[tuple[str, Waker]]:
         """Every plugin's way to tell an idle session, by plugin name, in the config's order."""
-        found = self._each("sotbus_wake", lambda name: {"box": self._facts(box, name)})
+        found = self._each("sotbus_wake", lambda name: {"box": self.facts_of(box, name)})
         return [(one.name, GuardedWaker(one.described, made, self._report)) for one, made in found]
 
     def harnesses(self) -> list[tuple[str, Harness]]:
@@ -189,7 +197,8 @@ class Plugins:
         found = self._each("sotbus_harness", lambda _: {})
         return [(one.name, GuardedHarness(one.described, made, self._report)) for one, made in found]
 
-    def _facts(self, box: BoxFacts, name: str) -> BoxFacts:
+    def facts_of(self, box: BoxFacts, name: str) -> BoxFacts:
+        """The box as it is told to one plugin: with that plugin's settings."""
         return dataclasses.replace(box, settings=self.settings.get(name))
 
     def _each(self, hook: str, arguments: Callable[[str], dict[str, Any]]) -> Iterator[tuple[Loaded, Any]]:

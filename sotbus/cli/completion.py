@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OPTIONS = {
     "join": "--name --expertise --repin --pid --help",
     "leave": "--name --help",
-    "send": "--broadcast --help",
+    "send": "--broadcast --id --help",
     "poll": "--raw --json --help",
     "unread": "--json --help",
     "list": "--json --help",
@@ -28,6 +28,9 @@ OPTIONS = {
     "watch": "--unread --raw --json --help",
     "prune": "--all --yes --json --help",
     "doctor": "--json --probe --peer --wait --help",
+    "serve": "--check --log --log-level --help",
+    "node": "--json --help",
+    "keys": "new show trust --replace --address --role --user --remove --json --help",
     "plugins": "--json --all --help",
     "config": "check show path --config --all --json --help",
     "completion": "bash zsh fish --help",

@@ -191,6 +191,8 @@ def _file_rows(config: Config, here: Box, environ: Mapping[str, str]) -> Iterato
     mount_wait_s = bounds.MOUNT_WAIT_S if config.mount_wait_s is None else config.mount_wait_s
     yield _of_file(config, "comm.mount_wait_s", ("comm", "mount_wait_s"), mount_wait_s)
     yield _of_file(config, "message.max_bytes", ("message", "max_bytes"), config.max_text_bytes)
+    yield _of_file(config, "node.state", ("node", "state"), config.node_state)
+    yield _of_file(config, "node.socket", ("node", "socket"), config.node_socket)
     for plugin, table in config.plugin_tables.items():
         yield from _plugin_rows(config, (schema.PLUGIN, plugin), table)
 

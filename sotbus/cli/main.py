@@ -29,6 +29,9 @@ COMMANDS = {
     "watch": ("watch", "show messages as they are filed; the cursor stays"),
     "prune": ("upkeep", "make room in mailboxes: a dry run first"),
     "doctor": ("doctor", "say whether this box can do its job, and for each fault the remedy"),
+    "serve": ("serve", "run this box's node: links to other boxes, and mail for sessions that may not file it"),
+    "node": ("node", "what this box's node does: links, filings, queues"),
+    "keys": ("keys", "this box's key, and the nodes that it trusts"),
     "plugins": ("plugins", "which plugins are loaded, from where, with which hooks"),
     "config": ("config", "check the config file, or show every setting and where it comes from"),
     "completion": ("completion", "print a completion script for bash, zsh or fish"),
@@ -38,7 +41,7 @@ COMMANDS = {
 COMM_COMMANDS = ("join", "leave", "send", "poll", "unread", "list", "whoami", "init", "status", "log", "watch", "prune")
 """Commands that ``sotbus comm`` has too, the same ones."""
 
-UNBOUNDED = ("watch",)
+UNBOUNDED = ("watch", "serve")
 """Commands that go on for ever."""
 
 LOCK_WAITS = {"send": "inbox_lock_wait_s", "poll": "inbox_read_wait_s", "unread": "inbox_read_wait_s"}

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: sotbus send @handle TEXT ...
        sotbus send --broadcast TEXT ...
+       sotbus send --id ID @handle TEXT ...
 
 File a message in another session's mailbox. The words of TEXT are joined by one space; '-' alone reads the text from
 standard input, byte for byte. Prints one line per recipient: 'filed -> @handle' once the line is safe on disk, or
 'FAILED -> @handle: reason' (on standard error). Nothing is queued and nothing is tried twice.
 
+  --id ID       file it once, however often it is sent under this ID; needs this box's node
   --broadcast   a copy to every other handle; a broadcast copy is shown but never counted as unread
   -h, --help    this text
 
@@ -45,6 +47,7 @@ COUNT_AT_MOST = 1 << 26
 def run_send(words: list[str], box: Box | None) -> int:
     """Send. Option words count only before the target: what follows it is text."""
     broadcast, target, literal = False, "", False
+    message_id: str | None = None
     rest = list(words)
     while rest and not literal:
         word = rest[0]
@@ -58,6 +61,9 @@ def run_send(words: list[str], box: Box | None) -> int:
                 terminal.err("give a target or --broadcast, not both; a text that begins with @ goes after --")
                 return EX_FAILED
             target = word
+        elif word == "--id" and not target and len(rest) > 1:
+            rest.pop(0)
+            message_id = rest[0]
         elif word == "--":
             literal = True
         else:
@@ -69,7 +75,7 @@ def run_send(words: list[str], box: Box | None) -> int:
     if not target and not broadcast:
         return _no_target(rest[0])
     try:
-        return _send(broadcast, target, rest if literal or rest != ["-"] else None, box)
+        return _send(broadcast, target, rest if literal or rest != ["-"] else None, message_id, box)
     except (SotbusError, OSError) as error:
         return _refused("--broadcast" if broadcast else target, error)
     except KeyboardInterrupt:
@@ -78,7 +84,7 @@ def run_send(words: list[str], box: Box | None) -> int:
         )
 
 
-def _send(broadcast: bool, target: str, words: list[str] | None, box: Box | None) -> int:
+def _send(broadcast: bool, target: str, words: list[str] | None, message_id: str | None, box: Box | None) -> int:
     """Verify the sender, file, answer, and only then touch. *Errors*: SotbusError, OSError: nothing was filed."""
     to = "--broadcast" if broadcast else terminal.shown(target)
     watchdog.expect("nothing was sent", f"FAILED -> {to}: ")
@@ -92,7 +98,7 @@ def _send(broadcast: bool, target: str, words: list[str] | None, box: Box | None
         if broadcast and isinstance(error.__cause__, RegistryUnreadable):
             raise RegistryUnreadable("the registry could not be read; nothing was sent", hint=error.hint) from error
         raise
-    status = _broadcast(outbox, text) if broadcast else _directed(outbox, target[1:], text)
+    status = _broadcast(outbox, text) if broadcast else _directed(outbox, target[1:], text, message_id)
     watchdog.expect("every answer above stands")
     touch(client, outbox.sender.handle, outbox.agents)
     return status
@@ -106,10 +112,10 @@ def _refused(to: str, error: SotbusError | OSError) -> int:
     return EX_FAILED
 
 
-def _directed(outbox: Outbox, to: str, text: str) -> int:
+def _directed(outbox: Outbox, to: str, text: str, message_id: str | None) -> int:
     watchdog.expect(UNKNOWN, f"FAILED -> @{terminal.shown(to)}: ")
-    outbox.send(to, text)
-    _answer(f"  filed -> @{to}")
+    here = outbox.send(to, text, message_id=message_id)
+    _answer(f"  filed -> @{to}" if here else f"filed -> @{to}")
     return 0
 
 
@@ -119,12 +125,12 @@ def _broadcast(outbox: Outbox, text: str) -> int:
         asked += 1
         watchdog.expect(UNKNOWN, f"FAILED -> @{terminal.shown(to)}: ")
         try:
-            outbox.send(to, text, broadcast=True)
+            here = outbox.send(to, text, broadcast=True)
         except SotbusError as error:
             terminal.err(f"FAILED -> @{terminal.shown(to)}: {terminal.shown(str(error))}")
         else:
             filed += 1
-            _answer(f"  filed -> @{to}")
+            _answer(f"  filed -> @{to}" if here else f"filed -> @{to}")
     of_all = f"{filed}" if filed == asked else f"{filed} of {asked}"
     _answer(f"Broadcast to {of_all} agent(s).")
     return 0 if filed == asked else EX_FAILED

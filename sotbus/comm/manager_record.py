@@ -12,7 +12,7 @@ from sotbus.comm.identity import NFS4, NONE
 from sotbus.comm.lock_manager import inbox_lock_manager
 from sotbus.comm.registry import read_file, write_synced
 from sotbus.comm.topology import GUEST, HUB, NO_TOPOLOGY, OWN_DISK
-from sotbus.errors import FilingFailed
+from sotbus.errors import CannotAppend, FilingFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def writer_manager(folder: Folder, box: Box, topology: Topology) -> LockManager:
                 reason = str(error)
         else:
             reason = _hubs_reason(folder, box, own, record, topology)
-    raise FilingFailed("this box cannot take the inbox lock itself, and no daemon is reachable to file it", hint=reason)
+    raise CannotAppend("this box cannot take the inbox lock itself, and no daemon is reachable to file it", hint=reason)
 
 
 def _hubs_reason(folder: Folder, box: Box, own: str | None, record: ManagerRecord | None, topology: Topology) -> str:

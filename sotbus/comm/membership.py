@@ -23,7 +23,7 @@ from sotbus.message import shown, stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from sotbus.comm.client import Client
@@ -52,12 +52,14 @@ def join(
     expertise: Sequence[str] = (),
     repin: bool = False,
     pid: int | None = None,
+    watch: Callable[[tuple[int, str]], str] | None = None,
 ) -> Joined:
     """Take a handle: write the whole entry, the self file and an empty inbox.
 
     :param name: the handle, word for word; else ``$SOT_COMM_NAME``, else the one this session has, else derived.
     :param repin: take a slot that names another project, or a handle that another live session of this box holds.
     :param pid: the process whose life is the session's; else the harness, else the session leader.
+    :param watch: has this box's node watch that process (pid, start tick); answers the row it gave, or ``""``.
 
     *Durability*: entry and inbox are synced, and the inbox's folder.
     *Errors*: :class:`SlotTaken` and :class:`BadHandle`, nothing written; the registry's; :class:`FolderError` where the
@@ -74,6 +76,8 @@ def join(
     if pid is not None:
         session.process = _process(client, pid)
     client.ensure()
+    if watch is not None and not session.row and session.process[0]:
+        session.row = watch(session.process)
     warning = client.folder.tighten()
     if warning:
         client.notify(warning)

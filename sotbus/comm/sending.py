@@ -7,7 +7,15 @@ from sotbus.comm import handles
 from sotbus.comm.inbox import Inbox
 from sotbus.comm.liveness import is_live
 from sotbus.comm.registry import entry_of, text_of
-from sotbus.errors import NoLiveSession, NotHere, NotJoined, RegistryUnreadable, SotbusError
+from sotbus.errors import (
+    CannotAppend,
+    NeedsNode,
+    NoLiveSession,
+    NotHere,
+    NotJoined,
+    RegistryUnreadable,
+    SotbusError,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +58,15 @@ class Outbox:
     def __repr__(self) -> str:
         return f"<Outbox of @{self.sender.handle}>"
 
-    def send(self, to: str, text: str, *, broadcast: bool = False) -> None:
-        """File one line; returning at all means ``filed``.
+    def send(self, to: str, text: str, *, broadcast: bool = False, message_id: str | None = None) -> bool:
+        """File one line; returning at all means ``filed``: here (True), or by a daemon that it was handed to (False).
+
+        What this process may not append itself, or this folder does not list, is handed to this box's daemon, else to
+        the hub's (``$SOT_RELAY_ENDPOINT``): one route, chosen once (sot-comm v1, The wire; facts 4.1).
 
         :param to: the recipient's handle.
         :param broadcast: file a broadcast copy, whose ``to`` is empty.
+        :param message_id: file it once, however often it is asked; only a node keeps message IDs, so one is needed.
 
         *Durability*: when this returns the line is on disk.
         *Errors*: any :class:`SotbusError`: not filed, and its text is the reason, unless ``outcome_unknown``.
@@ -63,18 +75,51 @@ class Outbox:
         handles.check(to)
         message.check_text(text, client.settings.max_text_bytes)
         entry = entry_of(self.agents, to)
+        if message_id is not None:
+            self._hand_over(to, text, broadcast, message_id, NeedsNode("a message ID needs this box's node"))
+            return False
         if not text_of(entry, "host"):
-            raise NotHere(f"no such handle: {to}" if broadcast else f"no box knows that handle: {to}")
+            if broadcast:
+                raise NotHere(f"no such handle: {to}")
+            self._hand_over(to, text, broadcast, None, NotHere(f"no box knows that handle: {to}"))
+            return False
         assert entry is not None
-        if not is_live(entry.get("last_seen"), client.clock()):
+        clock_s = client.clock()
+        if not is_live(entry.get("last_seen"), clock_s):
             raise NoLiveSession(
                 f"no live session holds @{to}",
                 hint=f"@{to} was last seen at {message.shown(text_of(entry, 'last_seen') or 'no time')}; a session is "
                 "live for ten minutes after its last command, and while a node watches it",
             )
-        now = message.stamp(client.clock())
+        try:
+            inbox = self._inbox(to)
+        except CannotAppend as error:
+            self._hand_over(to, text, broadcast, None, error)
+            return False
+        now = message.stamp(clock_s)
         line = message.encode(self.sender.handle, "" if broadcast else to, self._repo, text, now)
-        self._inbox(to).append(line, client.settings.inbox_lock_wait_s)
+        inbox.append(line, client.settings.inbox_lock_wait_s)
+        return True
+
+    def _hand_over(self, to: str, text: str, broadcast: bool, message_id: str | None, alone: SotbusError) -> None:
+        """Have a daemon file it. *Errors*: its own words; ``alone`` where no daemon can be reached."""
+        from sotbus.comm.daemon import Daemon, NoDaemonError
+
+        client, sender = self.client, self.sender.handle
+        host, environ = client.box.declared_host, client.environ
+        try:
+            daemon: Daemon | None = Daemon.own(environ, host, name=sender, configured=client.settings.node_socket)
+            assert daemon is not None
+            answer = daemon.file(sender, to, text, broadcast=broadcast, message_id=message_id)
+        except NoDaemonError as none:
+            try:
+                daemon = Daemon.relay(environ, host, name=sender)
+                if daemon is None:
+                    raise alone from none
+                answer = daemon.file(sender, to, text, broadcast=broadcast, message_id=message_id)
+            except NoDaemonError as none_there:
+                raise alone from none_there
+        answer.check()
 
     def _inbox(self, to: str) -> Inbox:
         """The recipient's inbox, under the lock manager that holds at this moment. *Errors*: FilingFailed."""

@@ -33,7 +33,7 @@ WAIT_VARIABLES = {
 
 
 class Settings:
-    """All waits are in seconds, ``max_text_bytes`` in bytes of UTF-8."""
+    """Waits are in seconds, ``max_text_bytes`` in bytes of UTF-8; ``node_socket`` is the configured one, or None."""
 
     __slots__ = (
         "inbox_lock_wait_s",
@@ -41,6 +41,7 @@ class Settings:
         "lock_wait_s",
         "max_text_bytes",
         "mount_wait_s",
+        "node_socket",
         "touch_wait_s",
     )
 
@@ -52,6 +53,7 @@ class Settings:
         inbox_lock_wait_s: float = INBOX_LOCK_WAIT_S,
         inbox_read_wait_s: float = INBOX_READ_WAIT_S,
         mount_wait_s: float = MOUNT_WAIT_S,
+        node_socket: str | None = None,
         max_text_bytes: int = MAX_TEXT_BYTES,
     ) -> None:
         self.lock_wait_s = lock_wait_s
@@ -59,6 +61,7 @@ class Settings:
         self.inbox_lock_wait_s = inbox_lock_wait_s
         self.inbox_read_wait_s = inbox_read_wait_s
         self.mount_wait_s = mount_wait_s
+        self.node_socket = node_socket
         self.max_text_bytes = max_text_bytes
 
     def __repr__(self) -> str:
@@ -74,6 +77,7 @@ class Settings:
         inbox_lock_wait_s: float | None = None,
         inbox_read_wait_s: float | None = None,
         mount_wait_s: float | None = None,
+        node_socket: str | None = None,
     ) -> Settings:
         """The environment's waits, else those given (the config file's), else the defaults.
 
@@ -84,6 +88,7 @@ class Settings:
             inbox_lock_wait_s=_wait(environ, "inbox_lock_wait_s", inbox_lock_wait_s, INBOX_LOCK_WAIT_S),
             inbox_read_wait_s=_wait(environ, "inbox_read_wait_s", inbox_read_wait_s, INBOX_READ_WAIT_S),
             mount_wait_s=MOUNT_WAIT_S if mount_wait_s is None else mount_wait_s,
+            node_socket=node_socket,
             max_text_bytes=max_text_bytes,
         )
 

@@ -408,7 +408,7 @@ def test_the_bash_completion_completes_commands_options_and_handles(two: World) 
         assert done.stderr == ""
         return done.stdout.split()
 
-    assert complete("sotbus", "se") == ["send"]
+    assert complete("sotbus", "se") == ["send", "serve"]
     assert complete("sotbus", "join", "--e") == ["--expertise"]
     assert complete("sotbus", "send", "@b") == ["@b-vm"]
     assert complete("sotbus", "comm", "po") == ["poll"]

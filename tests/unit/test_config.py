@@ -100,11 +100,12 @@ def test_a_plugins_table_may_stand_for_the_default_plugin(file: Path) -> None:
         ("[messages]\n", "1: there is no table or key 'messages' at the top; did you mean 'message'?"),
         (
             "\n\nqqq = 1\n",
-            "3: there is no table or key 'qqq' at the top; there are: box, comm, message, plugin, plugins, topology",
+            "3: there is no table or key 'qqq' at the top; "
+            "there are: box, comm, message, node, plugin, plugins, topology",
         ),
         (
             '"" = 1\n',
-            "1: there is no table or key '' at the top; there are: box, comm, message, plugin, plugins, topology",
+            "1: there is no table or key '' at the top; there are: box, comm, message, node, plugin, plugins, topology",
         ),
         ("max_bytes = 5\n", "1: there is no table or key 'max_bytes' at the top; it belongs to [message]"),
         ("[message]\nmax_byte = 5\n", "2: [message] has no key 'max_byte'; did you mean 'max_bytes'?"),
@@ -522,7 +523,7 @@ def test_a_tables_own_header_is_its_line_also_after_a_table_inside_it() -> None:
 def test_where_the_scanner_is_lost_the_message_has_no_line(file: Path) -> None:
     deep = "x = " + "[" * 100 + "]" * 100 + "\n[message]\nmax_bytes = 'x'\n"
     assert problems(file, deep) == [
-        "1: there is no table or key 'x' at the top; there are: box, comm, message, plugin, plugins, topology",
+        "1: there is no table or key 'x' at the top; there are: box, comm, message, node, plugin, plugins, topology",
         " [message] max_bytes is 'x'; expected a whole number of bytes from 1 to 1073741824",
     ]
 
@@ -735,7 +736,7 @@ def test_check_prints_ok_or_every_problem(world: World) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"{broken}:1: there is no table or key 'x' at the top; "
-        "there are: box, comm, message, plugin, plugins, topology\n"
+        "there are: box, comm, message, node, plugin, plugins, topology\n"
         f"{broken}:3: [box] has no key 'y'; there are: machine_id\n"
     )
     done = world.run("config", "check", "--json", broken, sound, "none.toml", cwd=world.base)

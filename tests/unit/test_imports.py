@@ -58,8 +58,8 @@ LAYERS = (
     ("errors", "message"),
     ("config", "config_schema", "toml_lines", "typed_table"),
     ("comm",),
-    ("contracts",),
-    ("hookspecs", "folder_delivery", "guards"),
+    ("contracts", "link_ops", "peers", "peers_edit"),
+    ("hookspecs", "folder_delivery", "guards", "link_delivery"),
     ("api",),
     ("plugins",),
     ("lock_managers",),
@@ -67,6 +67,7 @@ LAYERS = (
     ("bus_values", "mount_limits", "mailwatch", "program"),
     ("bus_work",),
     ("bus",),
+    ("node",),
     ("doctor", "testing"),
     ("cli", "__main__", "__init__"),
 )

@@ -221,7 +221,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_those_that_are(world: Worl
     done = site.plugins(world, ["filesystem", "spol"])
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "plugin 'spol' is not installed; there are: filesystem, nfs, spool",
+        "plugin 'spol' is not installed; there are: filesystem, nfs, spool, zmq",
         "hint: install its distribution, or take it out of the config's plugins",
     ]
 
@@ -259,7 +259,7 @@ def test_all_adds_what_is_installed_and_not_named_without_importing_it(world: Wo
     assert (done.returncode, done.stderr) == (0, "")
     first, *others = [line.split() for line in done.stdout.splitlines()[1:]]
     assert first[0] == "filesystem"
-    assert sorted(row[0] for row in others) == sorted(["nfs", "spool", *BROKEN])
+    assert sorted(row[0] for row in others) == sorted(["nfs", "spool", "zmq", *BROKEN])
     assert all(row[-2:] == ["not", "loaded"] for row in others)
     rows = json.loads(broken.plugins(world, ["filesystem"], "--all", "--json").stdout)
     assert [row["hooks"] for row in rows if not row["loaded"]] == [None] * len(others)

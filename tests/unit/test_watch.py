@@ -297,7 +297,7 @@ class Followed:
             self.texts.append(json.loads(line)["msg"])
             self.came.set()
 
-    async def run(self, until: Callable[[list[str]], bool], begin: Callable[[], None]) -> None:
+    async def run(self, until: Callable[[list[str]], bool], begin: Callable[[], object]) -> None:
         """Follow until what was shown is enough; ``begin`` is called in a thread when the follower is there."""
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:

@@ -1,0 +1,91 @@
+"""``sotbus node``: what this box's node does, on one screen."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from sotbus.cli import options, terminal
+from sotbus.errors import EX_FAILED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sotbus.comm.box import Box
+
+
+def run_node(words: list[str], box: Box | None) -> int:
+    """Ask the node for its state. Exit 1 where none answers."""
+    from sotbus import config as configuration
+    from sotbus.comm.box import Box as ThisBox
+    from sotbus.comm.daemon import Daemon, NoDaemonError
+
+    made = options.parser(
+        "node",
+        "Show this box's node: its links and whether they are up, round trips, filings by outcome, queue depths.",
+        "  sotbus node             one screen\n  sotbus node --json      all of it, for programs",
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    given = options.parse(made, words)
+    if isinstance(given, int):
+        return given
+    here = box or ThisBox.here(os.environ)
+    config = configuration.load(configuration.find(os.environ, here.declared_host))
+    daemon = Daemon.own(os.environ, here.declared_host, configured=config.node_socket)
+    try:
+        answer = daemon.ask("sotbus.status", {})
+    except NoDaemonError as error:
+        terminal.err(f"no node answers on this box: {terminal.shown(str(error))}")
+        terminal.err("hint: sotbus serve")
+        return EX_FAILED
+    answer.check()
+    status = answer.payload.get("status")
+    if not isinstance(status, dict):
+        terminal.err("the daemon of this box is not sotbus's: it has no state to show")
+        return EX_FAILED
+    if given.json:
+        terminal.out(json.dumps(status, ensure_ascii=False))
+    else:
+        for line in lines_of(status):
+            terminal.out(line)
+    return 0
+
+
+def lines_of(status: dict[str, Any]) -> list[str]:
+    """The screen."""
+    shown = terminal.shown
+    mail = status["mailboxes"]
+    lines = [
+        f"node      {shown(status['node'])}, pid {status['pid']}, up {_span(status['up_s'])}",
+        f"folder    {shown(status['comm_folder'])} (lock record: {shown(status['record'])})",
+        f"socket    {shown(status['socket'])}, {status['clients']} clients",
+        f"rows      {', '.join('@' + shown(row) for row in status['rows']) or 'none'}",
+        f"filings   {_counts(status['filings'])}",
+        f"mailboxes {mail['depth']} waiting, {mail['lines']} lines in {mail['batches']} batches, "
+        f"{mail['syncs']} syncs, longest wait {mail['longest_wait_s'] * 1000:.0f} ms",
+    ]
+    if not status["links"]:
+        lines.append("links     none")
+    for link in status["links"]:
+        if link["up"]:
+            trip = f", round trip {link['round_trip_s'] * 1000:.1f} ms" if link["round_trip_s"] is not None else ""
+            state = terminal.colour("up", terminal.GREEN) + f" for {_span(link['up_s'])}{trip}"
+        else:
+            state = terminal.colour("down", terminal.RED)
+        where = f" at {shown(link['address'])}" if link["address"] else ", dials in"
+        lines.append(f"link      {shown(link['node'])} ({link['role']}{where}): {state}")
+    return lines
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {terminal.shown(outcome)}" for outcome, count in sorted(counts.items())) or "none"
+
+
+def _span(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60}s"
+    return f"{whole // 3600}h {whole % 3600 // 60}m"
