@@ -93,6 +93,10 @@ class Wire:
         assert "error" not in heard["payload"], heard
         return self
 
+    def ask_later(self, op: str, payload: Any, number: int = 1) -> None:
+        """A request whose answer is heard later."""
+        self.say(request(number, op, payload))
+
     def ask(self, op: str, payload: Any, number: int = 1) -> Any:
         """The payload that answers a request."""
         self.say(request(number, op, payload))

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from sotbus.contracts import Filing
     from sotbus.node.folder_view import FolderView, Seen
-    from sotbus.node.refusal import refusal_payload
-from sotbus.node.links import Asked, Links
+    from sotbus.node.links import Asked, Links
 
 FORWARD_MORE_S = 5.0
 """How much longer than the wait for the inbox lock a request that is handed to the hub may take (facts 11)."""

@@ -129,5 +129,5 @@ class Links:
             return Asked(node, NOT_ASKED, why=str(error))
         except OutcomeUnknownError as error:
             return Asked(node, SILENT, why=str(error))
-        except SotbusError as error:
-            return Asked(node, NOT_ASKED, why=str(error))
+        except SotbusError as error:  # busy: as good as that box's own refusal
+            return Asked(node, ANSWERED, refusal_payload(error))

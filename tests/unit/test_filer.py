@@ -12,7 +12,7 @@ from world import World
 from sotbus import message
 from sotbus.comm.lock_manager import FlockManager
 from sotbus.contracts import Filing, NotSentError, OutcomeUnknownError
-from sotbus.errors import FilingFailed, InboxLockHeld
+from sotbus.errors import Busy, FilingFailed, InboxLockHeld
 from sotbus.link_delivery import LinkDelivery
 from sotbus.link_ops import decode_request, encode_answer
 from sotbus.node.filer import Filer
@@ -346,6 +346,12 @@ async def test_an_offer_goes_to_every_linked_box_at_once_and_not_to_the_one_that
     assert await bench.ask("far", forwarded=True, origin="u.n1") == OK
     assert trio.current_time() == began  # nobody waited for the silent one
     assert sorted(node for node, *_ in bench.boxes.asked) == ["u.n0", "u.n2"]
+
+
+async def test_a_box_that_is_busy_is_no_box_without_a_link(listed: View) -> None:
+    bench = offered(listed, Busy("64 requests wait"), UNKNOWN)
+    answer = await bench.ask("far")
+    assert (answer["code"], answer["error"]) == ("busy", "64 requests wait")
 
 
 async def test_an_answer_that_is_no_answer_is_not_taken_for_filed(listed: View) -> None:
