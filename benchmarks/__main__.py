@@ -9,11 +9,12 @@ import tempfile
 from pathlib import Path
 
 import sotbus
-from benchmarks import bus, plugins, reading, registry, sending, shared_home
+from benchmarks import bus, node, plugins, reading, registry, sending, shared_home
 
 BENCHMARKS = (
     *(sending.cold, sending.durable, reading.polls, registry.big),
     *(bus.sends, bus.shown, plugins.facade, shared_home.sends),
+    *(node.link, node.many, node.idle),
 )
 
 

@@ -63,8 +63,8 @@ def _decode(data: bytes) -> dict[str, Any]:
     try:
         text = data.decode("utf-8")
         document = json.loads(text, parse_constant=_no_constant)
-        text.encode("utf-8")
-        json.dumps(document, ensure_ascii=False).encode("utf-8")  # an escaped lone surrogate is no text
+        if "\\u" in text:  # an escaped lone surrogate is no text
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"it is not JSON: {error}") from error
     if not isinstance(document, dict):

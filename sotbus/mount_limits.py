@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
@@ -93,13 +94,13 @@ class Worker:
         """
         await self._take_turn()
         job = _Job(work, self._give_on)
-        with trio.move_on_after(self._bound_s) as patience:
+        with self._patience() as patience:
             try:
                 return await trio.to_thread.run_sync(job.run, abandon_on_cancel=True, limiter=self._limiter)
             except (trio.Cancelled, KeyboardInterrupt) as stop:
                 if job.revoked():
                     raise
-                if trio.current_time() < patience.deadline:
+                if patience is None or trio.current_time() < patience.deadline:
                     with trio.move_on_after(self._grace_s, shield=True):
                         await job.over.wait()
                 if job.state != ENDED or isinstance(stop, KeyboardInterrupt):
@@ -109,8 +110,17 @@ class Worker:
                 self._stuck = job.leave()
         raise self._hung(begun=job.state != REVOKED)
 
+    def _patience(self) -> AbstractContextManager[trio.CancelScope | None]:
+        """The bound as a scope; none where there is no bound, since a scope costs a tenth of a thread."""
+        return nullcontext() if self._bound_s == math.inf else trio.move_on_after(self._bound_s)
+
     async def _take_turn(self) -> None:
         """Wait for the work before, unless that hangs. *Errors*: MountHung."""
+        try:
+            self._turn.acquire_nowait()
+            return  # the thread that follows is a checkpoint
+        except trio.WouldBlock:
+            pass
         while True:
             with trio.move_on_after(self._bound_s):
                 await self._turn.acquire()

@@ -13,6 +13,9 @@ INTERPRETERS = ("node", "python", "bun")
 INLINE_CODE = ("-c", "-e", "--eval", "-p", "--print")
 """Options after which an interpreter runs text and no script."""
 
+STAT_BYTES = 4096
+"""More than a process's stat line can have: 52 numbers and a name of 64 bytes (proc_pid_stat(5))."""
+
 DEAD_STATES = ("Z", "X")
 """A zombie runs nothing any more (proc_pid_stat(5), field 3)."""
 
@@ -58,8 +61,11 @@ def stat_fields(pid: int | str, proc: str = "/proc") -> list[str] | None:
     :raises OSError: the entry exists and cannot be read.
     """
     try:
-        with open(f"{proc}/{pid}/stat", "rb") as file:
-            data = file.read()
+        fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(fd, STAT_BYTES)
+        finally:
+            os.close(fd)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return data[data.rfind(b")") + 1 :].decode("ascii", "replace").split()

@@ -5,6 +5,7 @@ One registry write for all of them, best effort (facts 2.7): a pass that fails i
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from sotbus.comm.client import Client
     from sotbus.node.rows import Rows
 
-LOOK_S = 2.0
-"""How often the rows are looked at."""
+LOOK_S, LOOK_MAX_S = 2.0, 10.0
+"""How often the rows are looked at: as often as that, and less often where there are very many."""
+
+LOOK_SHARE = 1 / 300
+"""The most of a core that the looks may take."""
 
 STAMP_S = 60.0
 """How long after the last stamp the next one is due."""
@@ -48,6 +52,7 @@ class Heartbeat:
         self._stamped: frozenset[str] = frozenset()
         self._stamped_at = -STAMP_S
         self._failed = False
+        self._look_took_s = 0.0
         self.passes = 0
 
     def __repr__(self) -> str:
@@ -62,7 +67,7 @@ class Heartbeat:
         """Until cancelled. A look or a pass that hangs in its mount holds up nothing but this."""
         while True:
             await self.look()
-            await trio.sleep(LOOK_S)
+            await trio.sleep(min(LOOK_MAX_S, max(LOOK_S, self._look_took_s / LOOK_SHARE)))
 
     async def look(self) -> None:
         """One look, and a pass where one is due."""
@@ -84,6 +89,13 @@ class Heartbeat:
         self.passes += 1
 
     def _held(self) -> frozenset[str]:
+        began = time.thread_time()
+        try:
+            return self._look()
+        finally:
+            self._look_took_s = time.thread_time() - began
+
+    def _look(self) -> frozenset[str]:
         if self._registry.changed():
             try:
                 self._agents = self._client.registry.agents()

@@ -210,14 +210,12 @@ class MailboxWriter:
             self._forget(waiting)
             self._counts.failed += waiting.error is not None
             waiting.done.set()
-        turn_counts = WriterStatistics(
-            batches=1 if turn.lines else 0,
-            lines=turn.lines,
-            largest_batch=turn.lines,
-            syncs=turn.syncs,
-            longest_wait_s=turn.longest_wait_s,
-        )
-        self._counts.add(turn_counts)
+        counts = self._counts
+        counts.batches += turn.lines > 0
+        counts.lines += turn.lines
+        counts.largest_batch = max(counts.largest_batch, turn.lines)
+        counts.syncs += turn.syncs
+        counts.longest_wait_s = max(counts.longest_wait_s, turn.longest_wait_s)
         if turn.cut_bytes and self._on_cut is not None:
             self._on_cut(self.handle, turn.cut_bytes)
         if turn.fault is not None and self._on_fault is not None:

@@ -181,7 +181,7 @@ def test_two_boxes_whose_lock_excludes_may_share_the_folder(shared: World) -> No
     assert found["peer-lock-manager"].text == "nfs4 srv:/x on both"
     holds, waited = map(int, re.findall(r"of (\d+) holds by both, (\d+)", found["peer-exclusion"].text)[0])
     assert holds > waited >= peer_locks.MIN_WAITS
-    assert re.search(r"of 80 lines by both in \d\d turns each is there once", found["peer-append"].text)
+    assert re.search(r"of \d+ lines by both in \d+ turns each is there once", found["peer-append"].text)
     assert re.fullmatch(
         r"verdict: box-[ab] and box-[ab] may share this folder: the lock excludes between them, and .*", answer.verdict
     )

@@ -41,7 +41,7 @@ def garbage(chance: random.Random) -> bytes:
     if kind == 2:
         at = chance.randrange(len(whole))
         return whole[:at] + chance.randbytes(1) + whole[at + 1 :]
-    odd = chance.choice([None, 5, [], {}, "x" * 70000, -1, 1e300, {"len": 10**9}, [[[]]], True])
+    odd: object = chance.choice([None, 5, [], {}, "x" * 70000, -1, 1e300, {"len": 10**9}, [[[]]], True])
     if kind == 3:
         return HELLO + request(
             chance.randrange(-5, 10**6), chance.choice(["comm.file", "agent.join", "sotbus.row"]), odd

@@ -33,6 +33,7 @@ class Pump:
         self._handle = handle
         self._fd: int = socket.FD
         self._waiting: trio.CancelScope | None = None
+        self._reading = 0
 
     def __repr__(self) -> str:
         return f"<Pump of {self.socket!r}>"
@@ -52,16 +53,18 @@ class Pump:
 
     def _poke(self) -> None:
         """Have the reader look at the socket; one that does not wait is about to look anyway."""
-        if self._waiting is not None:
+        if self._waiting is not None and not self._reading:
             self._waiting.cancel()
 
     async def run(self) -> None:
         """Read until cancelled. *Cancellation*: between two messages."""
         while True:
-            if self._drain():
-                await trio.lowlevel.checkpoint()
-            else:
-                await self._wait()
+            with trio.CancelScope() as self._waiting:  # for many waits: one costs more than the rest of a message
+                while True:
+                    if self._drain():
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await trio.lowlevel.wait_readable(self._fd)
 
     def _events(self) -> int:
         """ZMQ_EVENTS, by which libzmq also takes what its I/O thread had to say."""
@@ -74,21 +77,19 @@ class Pump:
 
     def _drain(self) -> bool:
         """Read what is there, a batch at most; whether there may be more."""
-        for _ in range(BATCH):
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return False
-            self._handle(parts)
-        return True
-
-    async def _wait(self) -> None:
-        """Until the descriptor is readable, or somebody pokes."""
-        with trio.CancelScope() as self._waiting:
-            try:
-                await trio.lowlevel.wait_readable(self._fd)
-            finally:
-                self._waiting = None
+        self._reading += 1
+        try:
+            for _ in range(BATCH):
+                if not self._events() & zmq.POLLIN:  # asked first, for an exception costs more than a message
+                    return False
+                try:
+                    parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    return False
+                self._handle(parts)
+            return True
+        finally:
+            self._reading -= 1
 
 
 MAX_SOCKETS = 16384
