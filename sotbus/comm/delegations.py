@@ -16,11 +16,13 @@ import time
 MOUNTINFO = "/proc/self/mountinfo"
 
 RECENT_S = 1.0
-"""How long an answer about a folder is kept: a mount over it changes what is borrowed, and nothing else."""
+"""How long it is remembered that a folder is on NFS v4: a mount over it changes what is borrowed, and nothing else."""
 
 RECENT_FOLDERS = 64
 
-_recent: dict[str, tuple[bool, float]] = {}
+_recent: dict[str, float] = {}
+"""Until when a folder counts as on NFS v4. Of a local disk nothing is kept: a stat(2) there costs a microsecond."""
+
 _lending: dict[int, bool] = {}
 """By device number, whether the file system is NFS v4."""
 
@@ -57,10 +59,9 @@ def open_lock(path: str) -> int:
 def _lends(path: str) -> bool:
     """Whether a file's folder is on NFS v4. Only a file system without a disk has a device number without a major."""
     folder = path[: path.rfind("/")]
-    known = _recent.get(folder)
-    now = time.monotonic()
-    if known is not None and now < known[1]:
-        return known[0]
+    kept_until = _recent.get(folder)
+    if kept_until is not None and time.monotonic() < kept_until:
+        return True
     try:
         device = os.stat(folder).st_dev
     except OSError:
@@ -68,9 +69,10 @@ def _lends(path: str) -> bool:
     if not os.major(device) and device not in _lending:
         _look()
     lends = not os.major(device) and _lending.setdefault(device, False)
-    if len(_recent) >= RECENT_FOLDERS:
-        _recent.clear()
-    _recent[folder] = (lends, now + RECENT_S)
+    if lends:
+        if len(_recent) >= RECENT_FOLDERS:
+            _recent.clear()
+        _recent[folder] = time.monotonic() + RECENT_S
     return lends
 
 
