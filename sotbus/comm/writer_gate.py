@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sotbus.comm.lock_manager import LockManager
     from sotbus.comm.topology import Topology
 
-RECENT_S = 0.05
-"""How long an answer is simply kept, in seconds: far less than the wait for the inbox lock, up to two seconds, that may
+RECENT_S = 0.2
+"""How long an answer is simply kept, in seconds: a tenth of the wait for the inbox lock, up to two seconds, that may
 follow the question in any case."""
 
 
