@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from sotbus.comm.daemon import MAX_BLOB_BYTES, MAX_FRAME_BYTES, FrameLines, LineError, blob_bytes
+from sotbus.comm.frame_lines import MAX_BLOB_BYTES, MAX_FRAME_BYTES, FrameLines, LineError, blob_bytes
 from sotbus.errors import BadRequest
 
 __all__ = ["MAX_BLOB_BYTES", "MAX_DEPTH", "MAX_FRAME_BYTES", "Decoder", "Frame", "FrameError", "encode"]

@@ -77,7 +77,8 @@ class Links:
 
     def linked(self) -> list[str]:
         """The linked boxes: nodes of the peers file, and boxes that dialled into the socket for offers."""
-        return [*(name for name, peer in self.peers.items() if peer.role == LINKED), *self.clients]
+        listed = (name for name, peer in self.peers.items() if peer.role == LINKED)
+        return list(dict.fromkeys([*listed, *self.clients]))  # one that is both is asked once
 
     async def file(self, node: str, payload: dict[str, Any], bound_s: float) -> dict[str, Any]:
         """Have a node file a message; its answer verbatim.

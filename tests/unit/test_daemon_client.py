@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from sotbus.comm import daemon, runtime_folder
-from sotbus.comm.daemon import MAX_FRAME_BYTES, Answer, Daemon, NoDaemonError
+from sotbus.comm.daemon import Answer, Daemon, NoDaemonError
+from sotbus.comm.frame_lines import MAX_FRAME_BYTES
 from sotbus.comm.runtime_folder import Peer
 from sotbus.errors import BadRequest, Refused, TooLarge
 
@@ -654,7 +655,8 @@ def test_a_cold_command_loads_no_more_for_it_than_it_needs() -> None:
     slow = {"socket", "selectors", "dataclasses", "typing", "threading", "subprocess", "logging", "trio", "struct"}
     assert loaded & slow == set()
     assert {name for name in loaded if name.startswith("sotbus.")} == {
-        "sotbus.comm", "sotbus.comm.daemon", "sotbus.errors", "sotbus.message", "sotbus.comm.runtime_folder"
+        "sotbus.comm", "sotbus.comm.daemon", "sotbus.errors", "sotbus.message",
+        "sotbus.comm.frame_lines", "sotbus.comm.runtime_folder"
     }  # fmt: skip
 
 
