@@ -23,6 +23,7 @@ import pytest
 from world import World
 
 from sotbus.comm import membership
+from sotbus.comm.processes import start_ticks
 
 SCRIPT = Path(__file__)
 
@@ -223,9 +224,13 @@ class NodeWorld(World):
         return Wire(str(self.socket))
 
     def join(self, *names: str) -> None:
-        """Sessions that join, each of its own project."""
+        """Sessions that join, each of its own project, and live as long as this process.
+
+        The session leader that a join records may be out of sight: of another pid namespace.
+        """
         for name in names:
             membership.join(self.client(name), name=name)
+            self.amend(name, pid=os.getpid(), start=int(start_ticks(os.getpid()) or 0))
 
     def state(self) -> dict[str, Any]:
         """What ``sotbus node --json`` says."""
