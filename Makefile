@@ -17,7 +17,7 @@ faults: $(VENV)/.dev      ## SIGKILL between each pair of system calls; prints p
 	$(PYTEST) -m "faults and not lab and not slow" -q -s tests/faults
 
 lab: $(VENV)/.dev         ## many boxes in a guest kernel
-	$(PYTEST) -m "lab and not slow" -q tests/lab tests/netns
+	$(PYTEST) -m "lab and not slow" -q tests/lab tests/netns tests/faults
 
 bench: $(VENV)/.dev       ## speed, as ratios in one run
 	$(BIN)/python -m benchmarks

@@ -23,7 +23,7 @@ def run_node(words: list[str], box: Box | None) -> int:
 
     made = options.parser(
         "node",
-        "Show this box's node: its links and whether they are up, round trips, filings by outcome, queue depths.",
+        "Show this box's node: its links, up or why not, round trips, rates, filings by outcome, queue depths.",
         "  sotbus node             one screen\n  sotbus node --json      all of it, for programs",
     )
     made.add_argument("--json", action="store_true", help="print one JSON object")
@@ -61,18 +61,21 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         f"folder    {shown(status['comm_folder'])} (lock record: {shown(status['record'])})",
         f"socket    {shown(status['socket'])}, {status['clients']} clients",
         f"rows      {', '.join('@' + shown(row) for row in status['rows']) or 'none'}",
-        f"filings   {_counts(status['filings'])}",
+        f"filings   {_counts(status['filings'])}; {_rate(status.get('filings_per_s', 0.0))} over the last minute",
         f"mailboxes {mail['depth']} waiting, {mail['lines']} lines in {mail['batches']} batches, "
         f"{mail['syncs']} syncs, longest wait {mail['longest_wait_s'] * 1000:.0f} ms",
     ]
+    for handle, box in sorted(status["mailbox"].items()):
+        lines.append(f"mailbox   @{shown(handle)}: {box['depth']} waiting, {box['queued_bytes']} bytes")
     if not status["links"]:
         lines.append("links     none")
     for link in status["links"]:
         if link["up"]:
             trip = f", round trip {link['round_trip_s'] * 1000:.1f} ms" if link["round_trip_s"] is not None else ""
-            state = terminal.colour("up", terminal.GREEN) + f" for {_span(link['up_s'])}{trip}"
+            rates = f"{_rate(link.get('asked_per_s', 0.0))} asked, {_rate(link.get('taken_per_s', 0.0))} taken"
+            state = terminal.colour("up", terminal.GREEN) + f" for {_span(link['up_s'])}{trip}, {rates}"
         else:
-            state = terminal.colour("down", terminal.RED)
+            state = terminal.colour("down", terminal.RED) + (f", {shown(link['why'])}" if link.get("why") else "")
         where = f" at {shown(link['address'])}" if link["address"] else ", dials in"
         lines.append(f"link      {shown(link['node'])} ({link['role']}{where}): {state}")
     return lines
@@ -80,6 +83,11 @@ def lines_of(status: dict[str, Any]) -> list[str]:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {terminal.shown(outcome)}" for outcome, count in sorted(counts.items())) or "none"
+
+
+def _rate(per_s: float) -> str:
+    """A rate that can be read, also where it is far below one a second."""
+    return f"{per_s:.1f}/s" if per_s >= 1 or per_s == 0 else f"{per_s * 60:.1f}/min"
 
 
 def _span(seconds: float) -> str:

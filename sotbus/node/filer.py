@@ -27,6 +27,7 @@ from sotbus.errors import (
 from sotbus.link_delivery import raise_refusal, request_of
 from sotbus.node.folder_view import MISSING, UNREADABLE
 from sotbus.node.links import ANSWERED, NOT_ASKED, SILENT
+from sotbus.node.rate import Rate
 from sotbus.node.refusal import refusal_payload
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Filer:
         self._append = append
         self._filed_before = filed_before
         self.counts: dict[str, int] = {}
+        self.rate = Rate()
 
     def __repr__(self) -> str:
         return f"<Filer of {self.view.client.folder.root}: {self.counts}>"
@@ -86,6 +88,7 @@ class Filer:
 
     def _count(self, outcome: str) -> None:
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
+        self.rate.note()
 
     async def file(self, filing: Filing, *, forwarded: bool, origin: str | None, bound_s: float) -> str:
         """File it; answers ``here``, or the node that filed it. *Errors*: any SotbusError with a code of the wire."""

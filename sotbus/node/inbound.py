@@ -82,6 +82,7 @@ class NodeInbound:
         if not role:
             self.counts["refused"] += 1
             raise Refused(f"this node does not know {peer}", "peer_rejected")
+        self._links.taken[peer].note()
         if op != COMM_FILE:
             raise Refused(f"unknown op: {op[:100]}", "unknown_op")
         if role == PEER:

@@ -9,6 +9,7 @@ import trio
 from sotbus.contracts import Destination, NotSentError, OutcomeUnknownError
 from sotbus.errors import SotbusError
 from sotbus.link_delivery import COMM_FILE, LinkDelivery, filing_again
+from sotbus.node.rate import Rate
 from sotbus.node.refusal import refusal_payload
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Links:
     """The peers of a node, and the deliveries that reach them, in the order of the config's plugin list.
 
     ``clients`` are boxes of another release that dialled into the socket, by the name in their hello; ``up`` says since
-    when a link is up.
+    when a link is up; ``asked`` and ``taken`` how often a peer is asked, and asks.
     """
 
     def __init__(self, deliveries: Sequence[Delivery], peers: Iterable[Peer]) -> None:
@@ -57,6 +58,8 @@ class Links:
         self.clients: dict[str, AsksBack] = {}
         self.peers: dict[str, Peer] = {}
         self.up: dict[str, float] = {}
+        self.asked: dict[str, Rate] = {}
+        self.taken: dict[str, Rate] = {}
         self.replace(peers)
 
     def __repr__(self) -> str:
@@ -65,6 +68,8 @@ class Links:
     def replace(self, peers: Iterable[Peer]) -> None:
         """Go by this list of peers from now on."""
         self.peers = {peer.name: peer for peer in peers}
+        self.asked = {name: self.asked.get(name) or Rate() for name in self.peers}
+        self.taken = {name: self.taken.get(name) or Rate() for name in self.peers}
 
     def role(self, node: str) -> str:
         """What a node is to this one; ``""`` for a stranger."""
@@ -86,6 +91,8 @@ class Links:
         *Errors*: NotSentError, OutcomeUnknownError, Busy, BadRequest.
         *Cancellation*: the message may be filed.
         """
+        if node in self.asked:
+            self.asked[node].note()
         client = self.clients.get(node)
         if client is not None:
             return await client.ask(COMM_FILE, payload, bound_s)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sotbus.node.node import Node
 
 
@@ -21,6 +23,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "node": node.setup.name,
         "pid": os.getpid(),
         "up_s": round(now - node.started_at, 1),
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
         "comm_folder": client.folder.root,
         "record": node.record,
         "socket": node.setup.socket,
@@ -29,6 +32,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "malformed": node.wire.malformed,
         "rows": sorted(node.heartbeat.held),
         "filings": dict(node.filer.counts),
+        "filings_per_s": round(node.filer.rate.per_s(), 3),
         "mailboxes": asdict(total),
         "mailbox": {handle: asdict(one) for handle, one in each.items() if one.depth},
         "store": asdict(node.store.statistics()),
@@ -41,25 +45,46 @@ def status_of(node: Node) -> dict[str, Any]:
 
 
 def links_of(node: Node) -> list[dict[str, Any]]:
-    """Each peer: what it is to this node, whether its link is up, since when, and its last round trip."""
+    """Each peer: what it is to this node, whether its link is up and since when, or why not, its round trip, its rates.
+
+    The round trip is what the transport measured last, or the last request's; None before both.
+    """
     now = trio.current_time()
     trips: dict[str, float] = {}
+    why: dict[str, str] = {}
     for _, delivery in node.deliveries:
-        trips.update(_statistics(delivery).get("round_trip_s", {}))
+        statistics = _statistics(delivery)
+        trips.update(statistics.get("round_trip_s", {}))
+        for peer_name, peer in _peers(statistics):
+            why[peer_name] = str(peer.get("why") or "")
+            if isinstance(peer.get("round_trip_s"), float):
+                trips[peer_name] = peer["round_trip_s"]
     found = []
-    for name, peer in sorted(node.links.peers.items()):
+    for name, one in sorted(node.links.peers.items()):
         since = node.links.up.get(name)
         found.append(
             {
                 "node": name,
-                "role": peer.role,
-                "address": peer.address,
+                "role": one.role,
+                "address": one.address,
                 "up": since is not None,
                 "up_s": round(now - since, 1) if since is not None else None,
+                "why": why.get(name, "") if since is None else "",
                 "round_trip_s": round(trips[name], 6) if name in trips else None,
+                "asked_per_s": round(node.links.asked[name].per_s(), 3),
+                "taken_per_s": round(node.links.taken[name].per_s(), 3),
             }
         )
     return found
+
+
+def _peers(statistics: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a transport tells of its peers, by name; a plugin may tell anything, or nothing."""
+    transport = statistics.get("transport")
+    peers = transport.get("peers") if isinstance(transport, dict) else None
+    for peer in peers if isinstance(peers, (list, tuple)) else ():
+        if isinstance(peer, dict) and isinstance(peer.get("name"), str):
+            yield peer["name"], peer
 
 
 def _statistics(delivery: object) -> dict[str, Any]:

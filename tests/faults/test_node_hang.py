@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from faults.faultfs import MountedFaultFS
+from node_hub import ask_to_file, make_hub
 from node_world import NodeWorld
+from zmq_ends import Node, reserved, serving, until_up
 
 from sotbus.comm.folder import Folder
+from sotbus.peers import Peer
 
 pytestmark = pytest.mark.faults
 
 STANDS_STILL_S = 15
+WHOLE_MINUTE_S = 60.0
 AT_ONCE_S = 2.0
 FILE_S = 10.0
 """How long a node works on one filing before it answers that its outcome is unknown."""
@@ -57,3 +64,60 @@ def test_an_inbox_whose_sync_stands_still_holds_up_no_other_mailbox_and_no_quest
     assert FILE_S <= took < STANDS_STILL_S
     assert node.process.poll() is None
     assert [line["msg"] for line in nodes.lines("a")] == [str(number) for number in range(10)]
+
+
+@pytest.mark.lab  # for its length
+def test_a_folder_that_stands_still_for_a_minute_holds_up_no_link_and_no_question(
+    nodes: NodeWorld, faultfs: MountedFaultFS
+) -> None:
+    """Its whole file system hangs, as a hard mount does whose server is away."""
+    end = Node("ann", "far")
+
+    async def test(hub: Peer) -> None:
+        transport = end.to(hub)
+        async with serving(transport) as inbound, trio.open_nursery() as nursery:
+            await until_up(inbound, hub.name)
+            assert await ask_to_file(transport, hub, "a", "before") == {"ok": True}
+            answers: list[dict[str, object]] = []
+            took: list[float] = []
+            questions = 0
+
+            async def ask() -> None:
+                begun = trio.current_time()
+                answers.append(await ask_to_file(transport, hub, "a", "stands still"))
+                took.append(trio.current_time() - begun)
+
+            os.kill(faultfs.pid, signal.SIGSTOP)
+            try:
+                over = trio.current_time() + WHOLE_MINUTE_S
+                nursery.start_soon(ask)
+                with trio.CancelScope(deadline=over):
+                    while True:
+                        with trio.fail_after(AT_ONCE_S):
+                            status = await trio.to_thread.run_sync(nodes.state)
+                        assert status["links"][0]["up"]
+                        questions += 1
+                        await trio.sleep(0.25)
+            finally:
+                os.kill(faultfs.pid, signal.SIGCONT)
+            assert questions > WHOLE_MINUTE_S
+            assert inbound.changes == [("up", hub.name)]
+            assert status["links"][0]["round_trip_s"] < AT_ONCE_S
+            assert answers, "nothing was said of a filing that stands still"
+            assert "error" in answers[0], answers
+            assert took[0] < WHOLE_MINUTE_S / 2
+
+            async def filed_again() -> bool:
+                return await ask_to_file(transport, hub, "a", "stands still") == {"ok": True}
+
+            with trio.fail_after(20):
+                while not await filed_again():
+                    await trio.sleep(0.5)
+        lines = [line["msg"] for line in nodes.lines("a")]
+        assert lines == ["before", "stands still"]
+
+    nodes.join("a")
+    with reserved() as address:
+        hub = make_hub(nodes, address, [end])
+        nodes.serve()
+        trio.run(test, hub)

@@ -36,7 +36,7 @@ from lab.machine import Machine, Message, make_disk
 NETWORK = "10.99.0."
 FIRST_HOST = 11
 EXPORT_BYTES = 512 << 20
-MODULES = ["overlay", "nfsd", "nfsv4", "nfsv3", "veth", "bridge"]
+MODULES = ["overlay", "nfsd", "nfsv4", "nfsv3", "veth", "bridge", "sch_netem"]
 PRELOAD = ["sotbus.comm.client", "sotbus_nfs.hooks", "world"]
 """Imported once in the guest, before the drivers are forked from there."""
 
@@ -57,6 +57,7 @@ class Lab:
         self.addresses = {name: f"{NETWORK}{FIRST_HOST + i}" for i, name in enumerate(names)}
         self._folders = itertools.count(1)
         self._cut: set[str] = set()
+        self._slow: set[str] = set()
         self._serving = True
         self._machine: Machine | None = None
         self._owned = contextlib.ExitStack()
@@ -81,6 +82,12 @@ class Lab:
         """Put the cable in again. A client finds its server again within seconds, not at once."""
         self.server.call(server.set_link, box=name, state="up")
         self._cut.discard(name)
+
+    def delay(self, name: str, delay_ms: int, jitter_ms: int = 0) -> None:
+        """Have whatever a box is sent, and what it sends, take so long; 0 for a good cable again."""
+        for box, cable in ((self.server, name), (self.box(name), "eth0")):
+            box.call(server.set_delay, cable=cable, delay_ms=delay_ms, jitter_ms=jitter_ms)
+        (self._slow.add if delay_ms else self._slow.discard)(name)
 
     def stop_server(self) -> None:
         """nfsd ends; whatever clients ask hangs until it is started again."""
@@ -107,6 +114,7 @@ class Lab:
         box = self.boxes[name]
         self.server.call(server.remove_link, box=name)
         self._cut.discard(name)
+        self._slow.discard(name)
         box.end()
         self._make(name)
         box.wait_until_up(timeout_s)
@@ -115,6 +123,8 @@ class Lab:
         """After a test: cables in, server up, no call or command left running, only the first mounts."""
         for name in sorted(self._cut):
             self.mend(name)
+        for name in sorted(self._slow):
+            self.delay(name, 0)
         if not self._serving:
             self.start_server()
         for box in (self.server, *self.boxes.values()):

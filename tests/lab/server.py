@@ -120,3 +120,10 @@ def remove_link(box: str) -> None:
 def set_link(box: str, state: str) -> None:
     """Pull a box's cable ("down"), or put it in ("up")."""
     ip(f"link set dev {box} {state}")
+
+
+def set_delay(cable: str, delay_ms: int, jitter_ms: int) -> None:
+    """Have what leaves by a cable wait; tc-netem(8). The end of it that the caller has: a box's port, or ``eth0``."""
+    how = ["replace", "dev", cable, "root", "netem", "delay", f"{delay_ms}ms", f"{jitter_ms}ms", "limit", "10000"]
+    words = how if delay_ms else ["del", "dev", cable, "root"]
+    subprocess.run(["tc", "qdisc", *words], check=True, capture_output=True)

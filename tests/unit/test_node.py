@@ -276,7 +276,7 @@ def test_the_nodes_screen(nodes: NodeWorld) -> None:
     assert f"pid {node.pid}" in lines["node"]
     assert str(nodes.home) in lines["folder"]
     assert "@a, @far" in lines["rows"]
-    assert "1 filed" in lines["filings"]
+    assert "1 filed; 1.0/min over the last minute" in lines["filings"]
     assert "ann.box1 (linked, dials in): down" in lines["link"]
     whole = nodes.command("node", "--json")
     status = json.loads(whole.stdout)
