@@ -22,6 +22,11 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is not JSON")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""Made once: json.dumps and json.loads make one for each call that asks for anything but the defaults."""
+
+
 def encode_request(op: str, payload: dict[str, Any]) -> bytes:
     """A request's bytes. *Errors*: BadRequest where it is longer than ``MAX_BYTES``."""
     return _encode({"v": VERSION, "op": op, "payload": payload})
@@ -34,7 +39,7 @@ def encode_answer(payload: dict[str, Any]) -> bytes:
 
 def _encode(document: dict[str, Any]) -> bytes:
     try:
-        data = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
+        data = _ENCODER.encode(document).encode("utf-8")
     except (UnicodeEncodeError, ValueError) as error:
         raise BadRequest(f"it is not valid Unicode or JSON: {error}") from error
     if len(data) > MAX_BYTES:
@@ -62,7 +67,7 @@ def _decode(data: bytes) -> dict[str, Any]:
         raise BadRequest(f"it has {len(data)} bytes and a link carries at most {MAX_BYTES}")
     try:
         text = data.decode("utf-8")
-        document = json.loads(text, parse_constant=_no_constant)
+        document = _DECODER.decode(text)
         if "\\u" in text:  # an escaped lone surrogate is no text
             json.dumps(document, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:

@@ -92,13 +92,13 @@ class Filer:
 
     async def file(self, filing: Filing, *, forwarded: bool, origin: str | None, bound_s: float) -> str:
         """File it; answers ``here``, or the node that filed it. *Errors*: any SotbusError with a code of the wire."""
-        deadline = trio.current_time() + bound_s
+        asked_at = trio.current_time()
+        deadline = asked_at + bound_s
         if not handles.is_handle(filing.to):
             raise BadHandle(f'not a handle: "{filing.to}"')
         message.check_text(filing.text, self.view.client.settings.max_text_bytes)
         _check_unicode(filing)
-        asked_at = trio.current_time()
-        seen = await self._look(None)
+        seen = self.view.recent() or await self._look(None)
         if seen.at < asked_at and not self._is_here(seen, filing):
             if filing.message_id is not None and await self._filed_before(filing):
                 return "here"  # the first answer holds, whoever has gone since

@@ -66,6 +66,11 @@ class FolderView:
     def __repr__(self) -> str:
         return f"<FolderView of {self.client.folder.root}>"
 
+    def recent(self) -> Seen | None:
+        """What was seen within ``RECENT_S``; None where that is longer ago. No I/O."""
+        seen = self._seen
+        return seen if seen is not None and seen.at >= trio.current_time() - RECENT_S else None
+
     async def look(self, *, since: float | None = None) -> Seen:
         """What is so at this moment, or was within ``RECENT_S``.
 

@@ -108,7 +108,7 @@ def encode(number: int, kind: str, op: str, payload: dict[str, Any]) -> bytes:
     try:
         if blob_bytes(payload):
             raise LineError("it promises raw bytes, which are never sent")
-        data = json.dumps(frame, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
+        data = _encoder.encode(frame).encode("utf-8")
     except (ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, LineError) else "it is not valid Unicode or JSON"
         raise FrameError(f"the payload of {op} cannot be sent: {why}") from error
@@ -201,4 +201,5 @@ def _constant(text: str) -> Any:
     raise LineError(f"{text} is not JSON")
 
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_float=_fraction, parse_constant=_constant)

@@ -16,7 +16,6 @@ from sotbus import message
 from sotbus.contracts import Receipt
 from sotbus.errors import Busy, FilingFailed
 from sotbus.folder_delivery import DELIVERED
-from sotbus.mount_limits import Worker
 from sotbus.node.filing_queue import FilingQueue, Limits, WaitingFiling
 from sotbus.node.group_commit import Mailbox, Round, conflict
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from sotbus.node.store import Store
 
 GRACE_S = 1.0
-"""How long a writer that is cancelled waits for its thread, in seconds, before it leaves it to itself."""
+"""How long a writer that is stopped waits for its thread, in seconds, before it leaves it to itself."""
 
 
 @dataclass
@@ -66,7 +65,7 @@ class MailboxWriter:
     :param gate: answers whether this process may append and under which lock manager; asked before each batch.
     :param store: the node's; asked only for filings that have a message ID.
     :param limiter: of the mount that the folder is on, so that one that hangs stalls nothing but itself.
-    :param nursery: runs the writer while anything waits.
+    :param nursery: where the writer waits for a thread while all of its mount's are taken.
     :param clock: seconds since the epoch, for the stamps in the lines.
     :param on_cut: told how many bytes of a dead writer's torn tail were cut.
     :param on_fault: told of an error that nobody foresaw. The filings that met it are answered FAILED.
@@ -90,16 +89,24 @@ class MailboxWriter:
         on_idle: Callable[[MailboxWriter], object] | None = None,
     ) -> None:
         self._mailbox = Mailbox(folder, handle, gate, store, settings, limits or Limits())
-        self._worker = Worker(limiter, GRACE_S)
+        self._limiter = limiter
         self._nursery = nursery
         self._clock = clock
         self._on_cut, self._on_fault, self._on_idle = on_cut, on_fault, on_idle
         self._queue = FilingQueue()
         self._counts = WriterStatistics()
-        self.idle = True
+        self._turn: Round | None = None
+        self._thread_is_awaited = False
+        self._stopping = False
+        self._last_turn_over = trio.Event()
 
     def __repr__(self) -> str:
         return f"<MailboxWriter @{self._mailbox.handle}: {len(self._queue)} wait, {self._counts.lines} lines filed>"
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and no thread works."""
+        return self._turn is None and not self._thread_is_awaited
 
     @property
     def handle(self) -> str:
@@ -173,36 +180,87 @@ class MailboxWriter:
         waiting = WaitingFiling(
             filing, self._mailbox.place, message.stamp(self._clock()), time.monotonic() + deadline_s
         )
-        if self.idle:
-            self._nursery.start_soon(self._drain, name=f"mailbox writer of @{self.handle}")
-            self.idle = False
         self._queue.put(waiting)
         if waiting.message_id is not None:
             self._mailbox.store.flights[waiting.message_id] = waiting
+        if self.idle:
+            self._begin()
         return waiting
 
     def _forget(self, waiting: WaitingFiling) -> None:
         if waiting.message_id is not None:
             self._mailbox.store.flights.pop(waiting.message_id, None)
 
-    async def _drain(self) -> None:
-        """One batch after the other while anything waits."""
+    def _begin(self) -> None:
+        """Have a thread take the next turn. No task: each costs a lone filing as much as a tenth of its sync."""
+        turn = Round(self._mailbox, self._queue)
         try:
-            while len(self._queue):
-                turn = Round(self._mailbox, self._queue)
-                try:
-                    await self._worker.run(turn.run)
-                finally:
-                    self._publish(turn)
+            self._limiter.acquire_on_behalf_of_nowait(turn)
+        except trio.WouldBlock:
+            self._thread_is_awaited = True
+            self._nursery.start_soon(self._begin_later, turn, name=f"mailbox writer of @{self.handle}")
+        else:
+            self._start(turn)
+
+    async def _begin_later(self, turn: Round) -> None:
+        """The same, once one of the mount's threads is free."""
+        try:
+            await self._limiter.acquire_on_behalf_of(turn)
         finally:
-            self.idle = True
-            for waiting in self._queue.all():  # the nursery is cancelled: nobody will write these
-                if self._queue.remove(waiting):
-                    waiting.error = FilingFailed("the node is stopping — nothing was appended")
-                    self._forget(waiting)
-                    waiting.done.set()
-            if self._on_idle is not None:
-                self._on_idle(self)
+            self._thread_is_awaited = False
+        self._start(turn)
+
+    def _start(self, turn: Round) -> None:
+        token = trio.lowlevel.current_trio_token()
+
+        def over(_: object) -> None:
+            try:
+                token.run_sync_soon(self._end, turn)
+            except trio.RunFinishedError:
+                return  # the whole run is over, and nobody waits
+
+        self._turn = turn
+        try:
+            trio.lowlevel.start_thread_soon(turn.run, over)
+        except RuntimeError as error:  # the process may have no more threads
+            self._limiter.release_on_behalf_of(turn)
+            self._turn = None
+            self._refuse_waiting(f"no thread could be started ({error}) — nothing was appended")
+
+    def _end(self, turn: Round) -> None:
+        """In the trio thread, after a turn: its answers, and the next turn where anything waits."""
+        self._limiter.release_on_behalf_of(turn)
+        if turn is not self._turn:
+            return  # it hung when the writer was stopped, and has its answers
+        self._turn = None
+        self._publish(turn)
+        if self._stopping:
+            self._last_turn_over.set()
+        elif len(self._queue):
+            self._begin()
+        elif self._on_idle is not None:
+            self._on_idle(self)
+
+    async def stop(self) -> None:
+        """Answer what waits FAILED, and what is in a turn by its end, or after ``GRACE_S`` as unknown. The last call.
+
+        *Cancellation*: none; it takes ``GRACE_S`` at most.
+        """
+        self._stopping = True
+        self._refuse_waiting("the node is stopping — nothing was appended")
+        if self._turn is not None:
+            with trio.move_on_after(GRACE_S, shield=True):
+                await self._last_turn_over.wait()
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._publish(turn)
+
+    def _refuse_waiting(self, why: str) -> None:
+        for waiting in self._queue.all():
+            if self._queue.remove(waiting):
+                waiting.error = FilingFailed(why)
+                self._forget(waiting)
+                waiting.done.set()
 
     def _publish(self, turn: Round) -> None:
         """Answer, in order, and count."""

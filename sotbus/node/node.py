@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sotbus.node.sd_notify import Notifier
     from sotbus.node.setup import Setup
     from sotbus.node.sockets import UnixListener
+    from sotbus.node.unix_stream import UnixStream
 
 DRAIN_S = 5.0
 """How long a node that is told to end waits for what is under way."""
@@ -193,7 +194,7 @@ class Node:
         with scope:
             await trio.serve_listeners(self._client, [listener], handler_nursery=clients)
 
-    async def _client(self, stream: trio.SocketStream) -> None:
+    async def _client(self, stream: UnixStream) -> None:
         """One connection; whatever goes wrong with it ends it and nothing else."""
         connection = Connection(stream, self.wire)
         try:

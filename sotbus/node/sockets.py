@@ -22,6 +22,7 @@ from sotbus import message
 from sotbus.comm.folder import close_quietly, remove_quietly
 from sotbus.comm.runtime_folder import Peer, check_private_folder, check_socket_path, make_private_folder, peer_of
 from sotbus.errors import FolderError, SotbusError
+from sotbus.node.unix_stream import UnixStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +165,7 @@ def read_running(path: str) -> RunningNode | None:
         os.close(fd)
 
 
-class UnixListener(trio.abc.Listener[trio.SocketStream]):
+class UnixListener(trio.abc.Listener[UnixStream]):
     """A private Unix socket that accepts connections of this user and of no other, root included.
 
     ``accepted`` and ``refused`` count since it was opened.
@@ -189,8 +190,8 @@ class UnixListener(trio.abc.Listener[trio.SocketStream]):
     def __repr__(self) -> str:
         return f"<UnixListener {self.path}: {self.accepted} accepted, {self.refused} refused>"
 
-    async def accept(self) -> trio.SocketStream:
-        """The next connection of this user; :func:`sotbus.comm.runtime_folder.peer_of` its socket says which process.
+    async def accept(self) -> UnixStream:
+        """The next connection of this user; its ``peer`` says which process made it.
 
         *Errors*: OSError, as accept(2): the shortages among them pass (``trio.serve_listeners`` waits then).
         *Cancellation*: no connection is lost; it waits for the next accept.
@@ -204,7 +205,7 @@ class UnixListener(trio.abc.Listener[trio.SocketStream]):
                 continue
             if peer.is_this_user:
                 self.accepted += 1
-                return trio.SocketStream(sock)
+                return UnixStream(socket.socket(fileno=sock.detach()), peer)
             sock.close()
             self.refused += 1
             if self._on_refused is not None:

@@ -43,6 +43,14 @@ DAEMON = "daemon"
 """The ``repo`` of a line that a daemon files for another sender (sot-comm v1, The inbox)."""
 
 
+async def _enter(room: trio.Semaphore | trio.Lock) -> None:
+    """Acquire, and let no other task run first where that can be done at once: what follows is a checkpoint."""
+    try:
+        room.acquire_nowait()
+    except trio.WouldBlock:
+        await room.acquire()
+
+
 class Connection:
     """One client: frames in, frames out. What it said in its hello is in ``hello``.
 
@@ -76,7 +84,7 @@ class Connection:
                         elif frame.kind == "res":
                             self._answered(frame)
                         elif frame.kind == "req":
-                            await self._room.acquire()
+                            await _enter(self._room)
                             nursery.start_soon(self._answer, frame)
         finally:
             self._wire.left(self)
@@ -129,11 +137,13 @@ class Connection:
 
     async def _say(self, data: bytes) -> None:
         """Write one frame whole; a client that has gone hears nothing."""
-        async with self._writing:
-            try:
-                await self._stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
+        await _enter(self._writing)
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        finally:
+            self._writing.release()
 
     async def ask(self, op: str, payload: dict[str, Any], bound_s: float) -> dict[str, Any]:
         """Ask the client itself: a box of another release that dialled in for offers (decisions, sot-comm 23).

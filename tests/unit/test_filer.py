@@ -38,6 +38,9 @@ class View:
         self.later: dict[str, Any] | None = None
         self.looks = 0
 
+    def recent(self) -> Seen | None:
+        return None
+
     async def look(self, *, since: float | None = None) -> Seen:
         await trio.lowlevel.checkpoint()
         self.looks += 1

@@ -37,6 +37,7 @@ from sotbus.node.sockets import (
     open_unix_listener,
     read_running,
 )
+from sotbus.node.unix_stream import UnixStream
 
 UID = os.geteuid()
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -455,7 +456,7 @@ def test_the_lock_lies_beside_the_socket_under_its_name() -> None:
 # The listener
 
 
-async def echo(stream: trio.SocketStream) -> None:
+async def echo(stream: UnixStream) -> None:
     async for data in stream:
         await stream.send_all(data)
 

@@ -18,6 +18,9 @@ import zmq
 BATCH = 64
 """Messages that are read before other tasks get their turn."""
 
+POLLIN = int(zmq.POLLIN)
+"""As a plain number: an enumeration's ``&`` costs as much as the call whose answer it judges."""
+
 Parts = list[zmq.Frame]
 
 
@@ -48,7 +51,7 @@ class Pump:
             self._events()  # a connection that has ended meanwhile is taken out of the socket here
             self.socket.send_multipart(parts, zmq.NOBLOCK)
         finally:
-            if self._events() & zmq.POLLIN:
+            if self._events() & POLLIN:
                 self._poke()
 
     def _poke(self) -> None:
@@ -80,7 +83,7 @@ class Pump:
         self._reading += 1
         try:
             for _ in range(BATCH):
-                if not self._events() & zmq.POLLIN:  # asked first, for an exception costs more than a message
+                if not self._events() & POLLIN:  # asked first, for an exception costs more than a message
                     return False
                 try:
                     parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
