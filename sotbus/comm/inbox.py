@@ -53,7 +53,7 @@ class Inbox:
         also where that append failed.
     """
 
-    __slots__ = ("folder", "handle", "lock_path", "manager", "on_cut", "path")
+    __slots__ = ("_lends", "folder", "handle", "lock_path", "manager", "on_cut", "path")
 
     def __init__(
         self, folder: Folder, handle: str, manager: LockManager, on_cut: Callable[[int], object] = int
@@ -64,6 +64,7 @@ class Inbox:
         self.lock_path = folder.inbox_lock(handle)
         self.manager = manager
         self.on_cut = on_cut
+        self._lends = not manager.identity.startswith("local ")
 
     def __repr__(self) -> str:
         return f"<Inbox @{self.handle} in {self.folder.root}>"
@@ -108,7 +109,7 @@ class Inbox:
     def _append_locked(self, line: bytes | Work, cut: list[int], bound_s: float) -> None:
         """The steps between lock and release: open, fence, cut a torn tail, write whole, sync, close."""
         try:
-            fd = open_undelegated(self.path, APPEND_FLAGS, PRIVATE_FILE)
+            fd = (open_undelegated if self._lends else os.open)(self.path, APPEND_FLAGS, PRIVATE_FILE)
         except OSError as error:
             raise FilingFailed(f"the append failed: {error.strerror or error}") from error
         leased = False

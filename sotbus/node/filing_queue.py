@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING
 
-import trio
-
 from sotbus import message
 from sotbus.errors import BadRequest, SotbusError
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sotbus.contracts import Filing
+    from sotbus.node.deadlines import Wait
 
 QUEUED, TAKEN, ANSWERED = "queued", "taken", "answered"
 """Where a filing is: it can be taken out again; it is in a batch, so that its line may stand; it is done with."""
@@ -71,11 +70,12 @@ class WaitingFiling:
     """A filing from its call to its answer. Several callers wait for one, where they gave the same message ID.
 
     ``place`` is its folder and mailbox, ``deadline`` the latest one of its callers, by ``time.monotonic``. ``error`` is
-    its answer once ``done`` is set: None is filed. ``state`` changes under the queue's lock only.
+    its answer once it is ``done``: None is filed. ``state`` changes under the queue's lock only, ``waits`` and ``done``
+    in the trio thread.
     """
 
     __slots__ = (
-        "asked_at", "body_hash", "deadline", "done", "error", "line", "message_id", "place", "state", "waiters",
+        "asked_at", "body_hash", "deadline", "done", "error", "line", "message_id", "place", "state", "waits",
     )  # fmt: skip
 
     def __init__(self, filing: Filing, place: tuple[str, str], ts: str, deadline: float) -> None:
@@ -85,13 +85,19 @@ class WaitingFiling:
         self.place = place
         self.asked_at = time.monotonic()
         self.deadline = deadline
-        self.waiters = 0
+        self.waits: list[Wait] = []
         self.state = QUEUED
         self.error: SotbusError | None = None
-        self.done = trio.Event()
+        self.done = False
 
     def __repr__(self) -> str:
         return f"<WaitingFiling {self.message_id or 'without ID'} for @{self.place[1]}, {self.state}>"
+
+    def finish(self) -> None:
+        """It has its answer: tell its callers."""
+        self.done = True
+        for wait in self.waits:
+            wait.over.set()
 
     def answer(self) -> None:
         """Return where it is filed. *Errors*: the SotbusError that it ended with, an object for each caller."""

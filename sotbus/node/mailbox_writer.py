@@ -16,6 +16,7 @@ from sotbus import message
 from sotbus.contracts import Receipt
 from sotbus.errors import Busy, FilingFailed
 from sotbus.folder_delivery import DELIVERED
+from sotbus.node.deadlines import Wait
 from sotbus.node.filing_queue import FilingQueue, Limits, WaitingFiling
 from sotbus.node.group_commit import Mailbox, Round, conflict
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sotbus.comm.settings import Settings
     from sotbus.comm.writer_gate import WriterGate
     from sotbus.contracts import Filing
+    from sotbus.node.deadlines import Deadlines
     from sotbus.node.store import Store
 
 GRACE_S = 1.0
@@ -66,6 +68,7 @@ class MailboxWriter:
     :param store: the node's; asked only for filings that have a message ID.
     :param limiter: of the mount that the folder is on, so that one that hangs stalls nothing but itself.
     :param nursery: where the writer waits for a thread while all of its mount's are taken.
+    :param deadlines: watches the callers' deadlines.
     :param clock: seconds since the epoch, for the stamps in the lines.
     :param on_cut: told how many bytes of a dead writer's torn tail were cut.
     :param on_fault: told of an error that nobody foresaw. The filings that met it are answered FAILED.
@@ -81,6 +84,7 @@ class MailboxWriter:
         limiter: trio.CapacityLimiter,
         settings: Settings,
         nursery: trio.Nursery,
+        deadlines: Deadlines,
         *,
         clock: Callable[[], float] = time.time,
         limits: Limits | None = None,
@@ -91,6 +95,7 @@ class MailboxWriter:
         self._mailbox = Mailbox(folder, handle, gate, store, settings, limits or Limits())
         self._limiter = limiter
         self._nursery = nursery
+        self._deadlines = deadlines
         self._clock = clock
         self._on_cut, self._on_fault, self._on_idle = on_cut, on_fault, on_idle
         self._queue = FilingQueue()
@@ -134,20 +139,19 @@ class MailboxWriter:
         filed it all the same, if its own outcome was unknown.
         *Cancellation*: a filing that waits is taken out; one whose batch has begun may be filed.
         """
-        deadline = trio.current_time() + deadline_s
+        wait = Wait(trio.current_time() + deadline_s)
         waiting = self._join(filing, deadline_s) or self._enter(filing, deadline_s)
-        waiting.waiters += 1
+        waiting.waits.append(wait)
         withdrawn = False
         try:
-            with trio.move_on_at(deadline):
-                await waiting.done.wait()
+            await self._deadlines.wait(wait)
         finally:
-            waiting.waiters -= 1
-            if not waiting.done.is_set() and not waiting.waiters:
+            waiting.waits.remove(wait)
+            if not waiting.done and not waiting.waits:
                 withdrawn = self._queue.remove(waiting)
                 if withdrawn:
                     self._forget(waiting)
-        if waiting.done.is_set():
+        if waiting.done:
             waiting.answer()
             return Receipt(DELIVERED, self._mailbox.folder.inbox(self.handle))
         if withdrawn:
@@ -260,14 +264,14 @@ class MailboxWriter:
             if self._queue.remove(waiting):
                 waiting.error = FilingFailed(why)
                 self._forget(waiting)
-                waiting.done.set()
+                waiting.finish()
 
     def _publish(self, turn: Round) -> None:
         """Answer, in order, and count."""
         for waiting in turn.end():
             self._forget(waiting)
             self._counts.failed += waiting.error is not None
-            waiting.done.set()
+            waiting.finish()
         counts = self._counts
         counts.batches += turn.lines > 0
         counts.lines += turn.lines

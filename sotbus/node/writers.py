@@ -11,6 +11,7 @@ import trio
 from sotbus.contracts import Receipt
 from sotbus.errors import FilingFailed
 from sotbus.folder_delivery import DELIVERED
+from sotbus.node.deadlines import Deadlines
 from sotbus.node.filing_queue import body_hash
 from sotbus.node.mailbox_writer import MailboxWriter, WriterStatistics
 from sotbus.node.store import FILED
@@ -61,6 +62,7 @@ class Writers:
         self._on_cut, self._on_fault = on_cut, on_fault
         self._nursery: trio.Nursery | None = None
         self._writers: OrderedDict[str, MailboxWriter] = OrderedDict()
+        self._deadlines = Deadlines()
         self._dropped = WriterStatistics()
         self._store_limiter = trio.CapacityLimiter(STORE_THREADS)
 
@@ -75,6 +77,7 @@ class Writers:
         are answered FAILED, outcome unknown, where it does not end.
         """
         async with trio.open_nursery() as nursery:
+            await nursery.start(self._deadlines.run)
             self._nursery = nursery
             task_status.started()
             try:
@@ -134,6 +137,7 @@ class Writers:
                 self._limiter,
                 self._settings,
                 nursery,
+                self._deadlines,
                 clock=self._clock,
                 limits=self._limits,
                 on_cut=self._on_cut,
