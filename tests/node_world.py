@@ -65,7 +65,11 @@ class Wire:
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(WAIT_S)
-        self.sock.connect(path)
+        try:
+            self.sock.connect(path)
+        except OSError:
+            self.sock.close()
+            raise
         self._file = self.sock.makefile("rb")
 
     def __enter__(self) -> Wire:

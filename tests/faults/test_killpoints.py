@@ -124,6 +124,14 @@ def test_calls_of_other_threads_count(tmp_path: Path) -> None:
     assert states[-1] == {"final": "whole"}
 
 
+def runs(pid: str) -> bool:
+    """Whether a process is neither gone nor a zombie; proc_pid_stat(5)."""
+    try:
+        return ") Z " not in Path("/proc", pid, "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it may go while it is looked at
+        return False
+
+
 def test_a_process_started_by_the_operation_dies_with_it(tmp_path: Path) -> None:
     def operation() -> None:
         with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
@@ -135,7 +143,7 @@ def test_a_process_started_by_the_operation_dies_with_it(tmp_path: Path) -> None
     def check(point: KillPoint) -> None:
         if (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text()):
             deadline = time.monotonic() + 10
-            while Path("/proc", pid).exists() and ") Z " not in Path("/proc", pid, "stat").read_text():
+            while runs(pid):
                 assert time.monotonic() < deadline
 
     def prepare() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from node_world import HELLO, NodeProcess, NodeWorld, Wire, request, until
+from hostile import garbage
+from node_world import NodeProcess, NodeWorld, Wire, request, until
 from node_world import nodes as nodes
 
 from sotbus.comm import flock
@@ -28,28 +29,6 @@ def node(nodes: NodeWorld) -> NodeProcess:
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-
-
-def garbage(chance: random.Random) -> bytes:
-    """Bytes, frames cut anywhere, frames with a byte changed, frames of odd values."""
-    whole = HELLO + request(1, "comm.file", {"from": "a", "to": "b", "text": "x" * chance.randrange(200)})
-    kind = chance.randrange(5)
-    if kind == 0:
-        return chance.randbytes(chance.randrange(1, 3000))
-    if kind == 1:
-        return whole[: chance.randrange(len(whole))]
-    if kind == 2:
-        at = chance.randrange(len(whole))
-        return whole[:at] + chance.randbytes(1) + whole[at + 1 :]
-    odd: object = chance.choice([None, 5, [], {}, "x" * 70000, -1, 1e300, {"len": 10**9}, [[[]]], True])
-    if kind == 3:
-        return HELLO + request(
-            chance.randrange(-5, 10**6), chance.choice(["comm.file", "agent.join", "sotbus.row"]), odd
-        )
-    keys = {
-        key: chance.choice([odd, "b", ""]) for key in ("from", "to", "text", "broadcast", "handle", "sotbus", "pid")
-    }
-    return HELLO + request(2, chance.choice(["comm.file", "agent.join", "agent.send", "nothing"]), keys)
 
 
 def fuzz(nodes: NodeWorld, node: NodeProcess, for_s: float, seed: int) -> int:

@@ -8,13 +8,14 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import trio
 import zmq
+from hostile import dealer, random_message
 from sotbus_zmq import frames
 from sotbus_zmq.frames import Kind
 from sotbus_zmq.transport import ZmqTransport
@@ -209,36 +210,6 @@ async def test_many_starts_and_stops_leave_nothing_behind(near: Node, far: Node)
 
 
 # Hostile peers
-
-
-@contextmanager
-def dealer(far: Node, near: Node) -> Iterator[zmq.Socket[bytes]]:
-    """A socket of an authenticated peer, to send what no node sends."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
-        made.linger = 0
-        made.curve_serverkey = far.key.public.encode()
-        made.curve_publickey = near.key.public.encode()
-        made.curve_secretkey = near.key.secret.encode()
-        made.reconnect_ivl = 5
-        made.connect(str(far.listens))
-        yield made
-
-
-def random_message(rng: random.Random) -> list[bytes]:
-    """Frames that are right, nearly right, and not at all."""
-    shape = rng.random()
-    if shape < 0.3:
-        return [frames.encode(Kind.HELLO)]
-    if shape < 0.4:
-        return [rng.randbytes(rng.choice([0, 1, 5, 30])) for _ in range(rng.randrange(2, 5))]
-    if shape < 0.5:
-        return [rng.randbytes(rng.choice([0, 1, 9, 10, 11, 300, 70000]))]
-    data = bytearray(frames.encode(rng.choice(list(Kind)), rng.choice([0, 1, 2, 5, 2**64 - 1]), b""))
-    if shape < 0.7:
-        data += rng.randbytes(rng.randrange(300))
-    if shape < 0.8:
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    return [bytes(data)]
 
 
 async def test_random_frames_of_a_known_peer_harm_nobody(near: Node, far: Node) -> None:
