@@ -144,7 +144,8 @@ class MailboxWriter:
         waiting.waits.append(wait)
         withdrawn = False
         try:
-            await self._deadlines.wait(wait)
+            if not waiting.done:
+                await self._deadlines.wait(wait)
         finally:
             waiting.waits.remove(wait)
             if not waiting.done and not waiting.waits:

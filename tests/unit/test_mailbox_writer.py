@@ -932,6 +932,24 @@ async def test_a_folder_that_hangs_stalls_no_other_folder(
             assert isinstance(await ask.end(), Receipt)
 
 
+async def test_where_no_thread_can_be_started_that_is_the_answer_and_the_next_filing_goes_well(
+    world: World, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with node_of(world, store) as node:
+        with monkeypatch.context() as patch, trio.fail_after(5):
+            patch.setattr(trio.lowlevel, "start_thread_soon", none_left)
+            with pytest.raises(FilingFailed, match="no thread could be started") as caught:
+                await node.file(filing("x", "id"))
+        assert not caught.value.outcome_unknown
+        assert (node.limiter.borrowed_tokens, store.flights) == (0, {})
+        await node.file(filing("x", "id"))
+        assert node.texts() == ["x"]
+        assert node.limiter.borrowed_tokens == 0
+
+
 # ---- the end, and what is kept
 
 
