@@ -265,8 +265,11 @@ async def test_nobody_is_answered_before_the_sync(world: World, store: Store, mo
     async with node_of(world, store) as node, trio.open_nursery() as nursery:
         await node.file(filing("first"))
         disk = Gatekeeper(monkeypatch, "fdatasync", world.inbox("b"))
-        asks = [Ask(nursery, node, filing("x", "id 1")), Ask(nursery, node, filing("y"))]
-        await disk.until_reached()
+        with held(world) as let_go:
+            asks = [Ask(nursery, node, filing("x", "id 1")), Ask(nursery, node, filing("y"))]
+            await settled()
+            let_go()
+            await disk.until_reached()
         await settled()
         assert sorted(node.texts()) == ["first", "x", "y"]
         assert not any(ask.over.is_set() for ask in asks)
@@ -876,9 +879,12 @@ async def test_a_caller_that_is_cancelled_while_its_batch_runs_leaves_the_others
 ) -> None:
     async with node_of(world, store) as node, trio.open_nursery() as nursery:
         disk = Gatekeeper(monkeypatch, "fdatasync", world.inbox("b"))
-        gone = Ask(nursery, node, filing("gone", "id 0"))
-        stays = Ask(nursery, node, filing("stays", "id 1"))
-        await disk.until_reached()
+        with held(world) as let_go:
+            gone = Ask(nursery, node, filing("gone", "id 0"))
+            stays = Ask(nursery, node, filing("stays", "id 1"))
+            await settled()
+            let_go()
+            await disk.until_reached()
         gone.scope.cancel()
         await gone.end()
         disk.go_on.set()
