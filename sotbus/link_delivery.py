@@ -101,6 +101,9 @@ class LinkDelivery:
                 data = await self.transport.request(node, request, deadline_s)
             if data is None:
                 raise OutcomeUnknownError(f"{node} did not answer within {deadline_s:g}s; the outcome is unknown")
+        except trio.TooSlowError:  # its own, which no transport should let out
+            self._counts["unknown"] += 1
+            raise OutcomeUnknownError(f"{node} did not answer within {deadline_s:g}s; the outcome is unknown") from None
         except NotSentError:
             self._counts["not_sent"] += 1
             raise

@@ -10,6 +10,9 @@ import math
 
 import trio
 
+COARSE_S = 0.01
+"""How much later than its deadline a wait may end, so that many deadlines close together are one look."""
+
 
 class Wait:
     """One wait: ``over`` is set when what it is for has come, or its deadline has passed.
@@ -49,7 +52,8 @@ class Deadlines:
                 for wait in self._waits:
                     if wait.deadline <= now:
                         wait.over.set()
-                self._next = min((one.deadline for one in self._waits if one.deadline > now), default=math.inf)
+                earliest = min((one.deadline for one in self._waits if one.deadline > now), default=math.inf)
+                self._next = max(earliest, now + COARSE_S)
         finally:
             self._asleep = None
 

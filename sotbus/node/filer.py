@@ -98,11 +98,11 @@ class Filer:
             raise BadHandle(f'not a handle: "{filing.to}"')
         message.check_text(filing.text, self.view.client.settings.max_text_bytes)
         _check_unicode(filing)
-        seen = self.view.recent() or await self._look(None)
+        seen = self.view.recent() or await self._look(None, deadline)
         if seen.at < asked_at and not self._is_here(seen, filing):
             if filing.message_id is not None and await self._filed_before(filing):
                 return "here"  # the first answer holds, whoever has gone since
-            seen = await self._look(asked_at)  # what would be refused or handed on is made sure of
+            seen = await self._look(asked_at, deadline)  # what would be refused or handed on is made sure of
         return await self._route(seen, filing, forwarded, origin, deadline)
 
     def _is_here(self, seen: Seen, filing: Filing) -> bool:
@@ -111,11 +111,13 @@ class Filer:
         listed = entry is not None and text_of(entry, "host") != ""
         return seen.manager is not None and listed and is_live((entry or {}).get("last_seen"), self.view.client.clock())
 
-    async def _look(self, since: float | None) -> Seen:
+    async def _look(self, since: float | None, deadline: float) -> Seen:
+        root = self.view.client.folder.root
         try:
-            return await self.view.look(since=since)
+            with trio.move_on_at(deadline):
+                return await self.view.look(since=since)
+            raise FilingFailed(f"the comm folder {root} did not answer in time; nothing was filed")
         except OSError as error:
-            root = self.view.client.folder.root
             raise FilingFailed(f"the comm folder {root} cannot be looked at: {error.strerror or error}") from error
 
     async def _route(self, seen: Seen, filing: Filing, forwarded: bool, origin: str | None, deadline: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -98,17 +99,23 @@ class FolderView:
                 except trio.RunFinishedError:
                     pass
 
-        began = False
+        began = revoked = False
+        deciding = threading.Lock()
 
         def run() -> Seen:
             nonlocal began
-            began = True
+            with deciding:
+                if revoked:
+                    raise RuntimeError("called off")  # nobody waits for this look any more
+                began = True
             return work()
 
         try:
             self._seen = await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
         except BaseException:
-            if not began:
+            with deciding:
+                revoked = not began
+            if revoked:
                 self._turn.release()
             raise
         return self._seen

@@ -73,6 +73,8 @@ class MailboxWriter:
     :param on_cut: told how many bytes of a dead writer's torn tail were cut.
     :param on_fault: told of an error that nobody foresaw. The filings that met it are answered FAILED.
     :param on_idle: told when nothing waits any more.
+
+    What is told this way must not raise: it is told in a callback of trio's.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class MailboxWriter:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and no thread works."""
+        """Whether no thread works, and none is waited for."""
         return self._turn is None and not self._thread_is_awaited
 
     @property
@@ -259,6 +261,7 @@ class MailboxWriter:
         turn, self._turn = self._turn, None
         if turn is not None:
             self._publish(turn)
+        self._refuse_waiting("the node is stopping — nothing was appended")  # what the turn has put back
 
     def _refuse_waiting(self, why: str) -> None:
         for waiting in self._queue.all():

@@ -45,6 +45,7 @@ class UnixStream(trio.abc.Stream):
             except BlockingIOError:
                 continue
             except OSError as error:
+                self._fd()  # where it was this end that closed, that is what to say
                 raise trio.BrokenResourceError(f"the connection was lost: {error}") from error
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -61,6 +62,7 @@ class UnixStream(trio.abc.Stream):
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._sock)
             except OSError as error:
+                self._fd()  # where it was this end that closed, that is what to say
                 raise trio.BrokenResourceError(f"the connection was lost: {error}") from error
 
     async def wait_send_all_might_not_block(self) -> None:

@@ -44,7 +44,11 @@ DAEMON = "daemon"
 
 
 async def _enter(room: trio.Semaphore | trio.Lock) -> None:
-    """Acquire, and let no other task run first where that can be done at once: what follows is a checkpoint."""
+    """Acquire, and let no other task run first where that can be done at once.
+
+    Others still get their turn: a reader comes to a checkpoint after ``MAX_IN_FLIGHT`` frames or at its next read, and
+    an answer is the last step of its task.
+    """
     try:
         room.acquire_nowait()
     except trio.WouldBlock:

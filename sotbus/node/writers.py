@@ -87,8 +87,7 @@ class Writers:
                 with trio.CancelScope(shield=True):
                     async with trio.open_nursery() as ending:
                         for writer in self._writers.values():
-                            if not writer.idle:
-                                ending.start_soon(writer.stop)
+                            ending.start_soon(writer.stop)
 
     async def file(self, filing: Filing, deadline_s: float) -> Receipt:
         """File one message in the mailbox ``filing.to``; see :meth:`MailboxWriter.file`."""

@@ -37,11 +37,14 @@ class View:
         self.trouble: str = more.get("trouble", "")
         self.later: dict[str, Any] | None = None
         self.looks = 0
+        self.hangs = False
 
     def recent(self) -> Seen | None:
         return None
 
     async def look(self, *, since: float | None = None) -> Seen:
+        if self.hangs:
+            await trio.sleep_forever()
         await trio.lowlevel.checkpoint()
         self.looks += 1
         agents = self.agents if since is None or self.later is None else self.later
@@ -122,6 +125,19 @@ def listed(world: World) -> View:
 
 
 # ---- this folder's
+
+
+async def test_a_folder_that_cannot_be_looked_at_is_answered_within_the_bound(
+    listed: View, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(listed)
+    listed.hangs = True
+    began = trio.current_time()
+    answer = await bench.ask()
+    assert trio.current_time() - began == pytest.approx(5.0)
+    assert answer["code"] == "file_failed"
+    assert answer["error"] == f"the comm folder {listed.client.folder.root} did not answer in time; nothing was filed"
+    assert bench.appended == []
 
 
 @pytest.mark.spec("S85", "S88")

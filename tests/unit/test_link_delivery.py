@@ -163,6 +163,28 @@ def test_a_transport_that_keeps_no_deadline_is_held_to_it() -> None:
     run(test)
 
 
+def test_a_transport_that_lets_its_own_timeout_out_is_one_that_did_not_answer() -> None:
+    class Timed:
+        def reaches(self, node: str) -> bool:
+            return True
+
+        async def request(self, node: str, request: bytes, deadline_s: float) -> bytes:
+            with trio.fail_after(1.0):
+                await trio.sleep_forever()
+            raise AssertionError
+
+        async def serve(self, inbound: object) -> None:
+            await trio.sleep_forever()
+
+    async def test() -> None:
+        delivery = LinkDelivery(Timed())
+        with pytest.raises(OutcomeUnknownError):
+            await delivery.deliver(FILING, 5.0)
+        assert (delivery.statistics()["unknown"], delivery.statistics()["in_flight"]) == (1, {})
+
+    run(test)
+
+
 def test_a_late_answer_is_dropped_and_is_nobody_elses() -> None:
     async def test() -> None:
         async def slow(_peer: str, request: bytes) -> bytes:

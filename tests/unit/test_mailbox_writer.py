@@ -1008,6 +1008,59 @@ async def test_when_the_node_stops_a_batch_that_hangs_is_left_and_its_outcome_is
             await trio.sleep(0.01)
 
 
+@pytest.mark.parametrize("time", range(8))  # who runs first when a nursery is cancelled is random
+async def test_when_the_node_stops_while_no_thread_is_free_what_waits_is_answered(
+    world: World, store: Store, time: int
+) -> None:
+    limiter = trio.CapacityLimiter(1)
+    node = Node(world, store, limiter=limiter)
+    limiter.acquire_on_behalf_of_nowait("a mount that hangs")
+    async with trio.open_nursery() as callers:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.writers.run)
+            waits = Ask(callers, node, filing("waits", "id"))
+            await settled()
+            nursery.cancel_scope.cancel()
+        error = await waits.end()
+    assert isinstance(error, FilingFailed)
+    assert (str(error), error.outcome_unknown) == ("the node is stopping — nothing was appended", False)
+    assert store.flights == {}
+    assert limiter.borrowed_tokens == 1
+
+
+async def test_when_the_node_stops_while_an_earlier_outcome_is_looked_for_the_caller_is_answered(
+    world: World, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(world, store)
+    reached, go_on = threading.Event(), threading.Event()
+    real = Round._settle
+
+    def stopped(turn: Round, inbox: Any) -> None:
+        reached.set()
+        assert go_on.wait(20)
+        real(turn, inbox)
+
+    async with trio.open_nursery() as callers:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.writers.run)
+            await node.file(filing("first"))
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", refuse(errno.EIO))
+                patch.setattr(os, "ftruncate", refuse(errno.EIO))
+                with pytest.raises(FilingFailed):
+                    await node.file(filing("x", "id"))
+            world.inbox("b").write_bytes(world.inbox("b").read_bytes().splitlines(keepends=True)[0])
+            monkeypatch.setattr(Round, "_settle", stopped)
+            again = Ask(callers, node, filing("x", "id"))
+            await trio.to_thread.run_sync(reached.wait, 20)
+            nursery.cancel_scope.cancel()
+            trio.lowlevel.current_trio_token().run_sync_soon(go_on.set)
+        error = await again.end()
+    assert isinstance(error, FilingFailed)
+    assert store.flights == {}
+    assert node.texts() == ["first"]
+
+
 async def test_idle_writers_are_dropped_and_their_counts_are_kept(world: World, store: Store) -> None:
     async with node_of(world, store) as node:
         for at in range(IDLE_KEPT + 40):

@@ -83,6 +83,26 @@ async def test_a_close_is_heard_by_whoever_waits_and_by_whoever_comes_later(
     await near.aclose()
 
 
+async def test_a_close_in_the_moment_when_something_has_come_is_a_close() -> None:
+    for _ in range(20):  # who runs first is random
+        near, far = (UnixStream(one, peer_of(one)) for one in socket.socketpair())
+        heard: list[object] = []
+
+        async def read(stream: UnixStream, heard: list[object]) -> None:
+            try:
+                heard.append(await stream.receive_some())
+            except trio.ClosedResourceError:
+                heard.append("closed")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, near, heard)
+            await trio.testing.wait_all_tasks_blocked()
+            await far.send_all(b"x")
+            nursery.start_soon(near.aclose)
+        await far.aclose()
+        assert heard in ([b"x"], ["closed"])
+
+
 async def test_a_wait_that_is_cancelled_takes_nothing(ends: tuple[UnixStream, UnixStream]) -> None:
     near, far = ends
     with trio.move_on_after(0):
