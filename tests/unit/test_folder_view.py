@@ -63,9 +63,10 @@ async def test_a_caller_that_goes_away_while_a_look_hangs_leaves_the_next_one_it
     view: FolderView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, looks = slow(view, monkeypatch)
-    with trio.move_on_after(0.05):
-        await view.look()
-    await trio.to_thread.run_sync(begun.wait, 20)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(view.look)
+        await trio.to_thread.run_sync(begun.wait, 20)
+        nursery.cancel_scope.cancel()
     with trio.move_on_after(0.05) as impatient:
         await view.look()
     assert impatient.cancelled_caught, "the look before still has the turn"

@@ -28,6 +28,7 @@ from sotbus.contracts import Filing, Receipt
 from sotbus.errors import BadRequest, Busy, FilingFailed, InboxLockHeld, SotbusError
 from sotbus.node.filing_queue import FilingQueue, Limits, WaitingFiling, another, body_hash, line_of
 from sotbus.node.group_commit import Round
+from sotbus.node.mailbox_writer import MailboxWriter
 from sotbus.node.settling import line_hash, message_id_of
 from sotbus.node.store import FILED, NOT_FILED, OPEN, Conflict, Intent, Store
 from sotbus.node.store_file import StoreError
@@ -1040,6 +1041,12 @@ async def test_when_the_node_stops_while_an_earlier_outcome_is_looked_for_the_ca
         assert go_on.wait(20)
         real(turn, inbox)
 
+    real_stop = MailboxWriter.stop
+
+    async def stopping(writer: MailboxWriter) -> None:
+        trio.lowlevel.current_trio_token().run_sync_soon(go_on.set)  # once it waits for the turn
+        await real_stop(writer)
+
     async with trio.open_nursery() as callers:
         async with trio.open_nursery() as nursery:
             await nursery.start(node.writers.run)
@@ -1053,8 +1060,8 @@ async def test_when_the_node_stops_while_an_earlier_outcome_is_looked_for_the_ca
             monkeypatch.setattr(Round, "_settle", stopped)
             again = Ask(callers, node, filing("x", "id"))
             await trio.to_thread.run_sync(reached.wait, 20)
+            monkeypatch.setattr(MailboxWriter, "stop", stopping)
             nursery.cancel_scope.cancel()
-            trio.lowlevel.current_trio_token().run_sync_soon(go_on.set)
         error = await again.end()
     assert isinstance(error, FilingFailed)
     assert store.flights == {}
