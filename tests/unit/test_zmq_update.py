@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from sotbus_zmq.transport import ZmqTransport
 from sotbus_zmq.zap import Zap
 from zmq_ends import PATIENT, Node, eventually, reserved, serving, until_down, until_up
 
-from sotbus.api import BadRequest, NotSentError, OutcomeUnknownError
+from sotbus.api import BadRequest, BoxFacts, NotSentError, OutcomeUnknownError
 from sotbus.peers import HUB, Peer
 from sotbus.testing import FakeInbound
 
@@ -226,26 +226,19 @@ async def test_a_node_without_key_and_peers_waits_for_both(hub: Node, one: Node)
         nursery.cancel_scope.cancel()
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the plugin reads of a box's facts."""
-
-    host: str
-    user: str
-    config_folder: str
-    peers: tuple[Peer, ...] = ()
-    settings: object = None
+def facts(folder: Path, peers: tuple[Peer, ...] = (), settings: object = None) -> BoxFacts:
+    return BoxFacts("one", "bob", None, "/comm", settings, peers, str(folder))
 
 
 async def test_a_reload_reads_the_key_file_again_and_takes_nothing_on_before_all_is_judged(
     hub: Node, one: Node, tmp_path: Path
 ) -> None:
     folder = tmp_path / "sotbus"
-    box = Facts("one", "bob", str(folder), (hub.peer(),), PATIENT)
+    box = facts(folder, (hub.peer(),), PATIENT)
     with pytest.raises(BadRequest, match="there is no key file"):
-        ZmqTransport.of(box)  # type: ignore[arg-type]
+        ZmqTransport.of(box)
     create(f"{folder}/one.key", lambda: one.key)
-    client = ZmqTransport.of(box)  # type: ignore[arg-type]
+    client = ZmqTransport.of(box)
     assert client.name == one.name
     server = hub.to(one.peer())
     async with serving(server), serving(client) as own:
@@ -254,10 +247,10 @@ async def test_a_reload_reads_the_key_file_again_and_takes_nothing_on_before_all
         create(f"{folder}/one.key", lambda: newer, replace=True)
         (folder / "one.key").chmod(0o644)
         with pytest.raises(BadRequest, match="others may have read it"):
-            client.prepare(box)  # type: ignore[arg-type]
+            client.prepare(box)
         assert own.changes == [("up", hub.name)]
         (folder / "one.key").chmod(0o600)
-        take_on = client.prepare(box)  # type: ignore[arg-type]
+        take_on = client.prepare(box)
         assert await client.request(hub.name, b"x", 5.0) == b"x"
         server.update([replace(one, key=newer).peer()])
         take_on()
@@ -266,8 +259,8 @@ async def test_a_reload_reads_the_key_file_again_and_takes_nothing_on_before_all
 
 
 def test_a_box_without_peers_needs_no_key_and_has_no_listener(tmp_path: Path) -> None:
-    client = ZmqTransport.of(Facts("one", "bob", str(tmp_path)))  # type: ignore[arg-type]
+    client = ZmqTransport.of(facts(tmp_path))
     assert client.peers == ()
     assert client.settings == Settings()
     with pytest.raises(BadRequest, match="there is no key file"):
-        ZmqTransport.of(Facts("one", "bob", str(tmp_path), (), Settings(listen="tcp://127.0.0.1:0")))  # type: ignore[arg-type]
+        ZmqTransport.of(facts(tmp_path, (), Settings(listen="tcp://127.0.0.1:0")))
