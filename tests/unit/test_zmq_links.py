@@ -16,6 +16,7 @@ from functools import partial
 import pytest
 import trio
 import zmq
+from hostile import dealer
 from sotbus_zmq import frames
 from sotbus_zmq.endpoint import Endpoint
 from sotbus_zmq.frames import Kind, Reason
@@ -46,6 +47,9 @@ from sotbus.testing import FakeInbound
 
 SLACK_S = 1.5
 """What a busy machine may add to a bound."""
+
+PATIENT_TRIES = 3000
+"""As many, a hundredth of a second apart, as only a fault takes."""
 
 
 @pytest.fixture
@@ -595,6 +599,7 @@ async def test_a_request_that_the_first_of_two_links_does_not_take_goes_over_the
     sent: list[bytes] = []
 
     def broken(_data: bytes) -> None:
+        state.links[0].close("closed", "the connection has ended")
         raise zmq.ZMQError(107)
 
     async with trio.open_nursery() as nursery:
@@ -647,6 +652,32 @@ async def test_what_a_peer_says_last_is_heard_though_its_end_is_seen_at_the_same
                 time.sleep(0.2)
             await until_down(own, far.name)
             assert client.statistics().peers[0].failures["bye"] == number + 1
+
+
+async def test_what_a_dialler_says_last_is_heard_though_its_connection_takes_no_more(near: Node, far: Node) -> None:
+    listener = far.to(near.peer())
+    [state] = listener._book
+    async with serving(listener) as own:
+        with dealer(far, near) as last:
+            last.linger = 1000
+            last.send(frames.encode(Kind.HELLO))
+            await until_up(own, near.name)
+            [link] = state.links
+            pending = link.ask(b"x")
+            assert last.recv() == frames.encode(Kind.WELCOME)
+            assert last.recv() == frames.encode(Kind.REQUEST, pending.number, b"x")
+            last.send(frames.encode(Kind.PING, 1))  # whose answer is not taken any more, either
+            last.send(frames.encode(Kind.ANSWER, pending.number, b"y"))
+            last.send(frames.encode(Kind.BYE, Reason.STOPPING))
+
+        def asks() -> None:
+            for _ in range(PATIENT_TRIES):  # nothing of this process but libzmq's own thread runs meanwhile
+                link.ask(b"z")
+                time.sleep(0.01)
+
+        with pytest.raises(NotSentError, match="has ended; nothing was sent"):
+            asks()
+        assert (pending.answer, link.kind) == (b"y", "bye")
 
 
 @pytest.mark.parametrize("dials", ["tcp://localhost", "tcp://[::1]"])

@@ -60,7 +60,8 @@ class Link:
 
     :param peer: the node's name, as its key proves it.
     :param way: ``dialled`` or ``accepted``.
-    :param send: hands a frame to the connection, or raises ``zmq.ZMQError``.
+    :param send: hands a frame to the connection, or raises: ``zmq.Again`` where its queue is full, another
+        ``zmq.ZMQError`` where it has ended; then it also closes the link, when what the peer said last was read.
     :param inbound: what requests are handed to.
     :param nursery: answers are made in it; those under way when the link ends go on.
     :param counts: the peer's.
@@ -120,7 +121,6 @@ class Link:
             raise BusyError(f"the connection to {self.peer} takes nothing more just now; nothing was sent") from None
         except zmq.ZMQError:
             self.forget(pending)
-            self.close("closed", "the connection has ended")
             raise NotSentError(f"the connection to {self.peer} has ended; nothing was sent") from None
         self._counts.asked += 1
         return pending
@@ -226,7 +226,7 @@ class Link:
         except zmq.Again:
             self.close("not reading", "it does not read what it is sent", Reason.SILENT)
         except zmq.ZMQError:
-            self.close("closed", "the connection has ended")
+            pass  # the connection's owner ends the link
 
     def probe(self) -> None:
         """Send a ping, which also shows whether the connection still is in the socket."""

@@ -63,6 +63,7 @@ class Listener:
         self._peer_of = peer_of
         self._accepted: dict[bytes, Accepted] = {}
         self._sent_away: deque[bytes] = deque(maxlen=REMEMBERED)
+        self._gone: list[bytes] = []
         self._stopping = False
         self._newcomers = Newcomers(HELLO_S, self._stands)
         self._socket = serving.socket(zmq.ROUTER)
@@ -192,7 +193,7 @@ class Listener:
         link = Link(
             state.name,
             ACCEPTED,
-            partial(self._pump.send, route),
+            partial(self._send, route),
             serving.inbound,
             serving.nursery,
             state.counts,
@@ -203,6 +204,33 @@ class Listener:
         heartbeat_s, dead_after_s = serving.settings.heartbeat_s, serving.settings.dead_after_s
         serving.nursery.start_soon(link.beat, heartbeat_s + LATER * (dead_after_s - heartbeat_s), dead_after_s)
         state.attach(link, serving.inbound)
+
+    def _send(self, route: bytes, data: bytes) -> None:
+        """Hand a frame to a connection. A link whose connection has ended is heard out, and closed.
+
+        *Errors*: as :meth:`Pump.send`.
+        """
+        try:
+            self._pump.send(route, data)
+        except zmq.Again:
+            raise
+        except zmq.ZMQError:
+            self._gone.append(route)
+            if len(self._gone) == 1:
+                self._hear_out()
+            raise
+
+    def _hear_out(self) -> None:
+        """Read what peers said before their connections ended; what is answered meanwhile may find more of those.
+
+        The socket reads its connections in turn, so that others, whatever they send, cannot put this off for long.
+        """
+        self._pump.drain(len(self._accepted))
+        for route in self._gone:
+            one = self._accepted.get(route)
+            if one is not None:
+                one.link.close("closed", "the connection has ended")
+        self._gone.clear()
 
     def _ended(self, route: bytes, link: Link) -> None:
         one = self._accepted.pop(route)

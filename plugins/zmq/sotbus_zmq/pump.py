@@ -9,6 +9,7 @@ time.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -73,10 +74,13 @@ class Pump:
         """ZMQ_EVENTS, by which libzmq also takes what its I/O thread had to say."""
         return int(self.socket.getsockopt(zmq.EVENTS))
 
-    def drain(self) -> None:
-        """Read what is there now, though another task reads the socket too. A handler may be called within one."""
-        while self._drain():
-            pass
+    def drain(self, batches: float = math.inf) -> None:
+        """Read what is there now, though another task reads the socket too. A handler may be called within one.
+
+        :param batches: of BATCH messages, for a socket that others go on filling; no more than these are read.
+        """
+        while batches > 0 and self._drain():
+            batches -= 1
 
     def _drain(self) -> bool:
         """Read what is there, a batch at most; whether there may be more."""
