@@ -37,10 +37,11 @@ def garbage(chance: random.Random) -> bytes:
 
 
 @contextmanager
-def dealer(far: Node, near: Node) -> Iterator[zmq.Socket[bytes]]:
-    """A socket of an authenticated peer, to send what no node sends."""
+def dealer(far: Node, near: Node, *, reads_ahead: int = 1000) -> Iterator[zmq.Socket[bytes]]:
+    """A socket of an authenticated peer, to send what no node sends; it takes so many messages before it is read."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as made:
         made.linger = 0
+        made.rcvhwm = reads_ahead
         made.curve_serverkey = far.key.public.encode()
         made.curve_publickey = near.key.public.encode()
         made.curve_secretkey = near.key.secret.encode()

@@ -28,8 +28,8 @@ MORE_MEMORY = 6 << 20
 """What the hub may have more after the other hundred, in bytes: 1.2 KiB for each link that came and went."""
 
 
-ENDS = {"it said goodbye: it stops", "the connection has ended"}
-"""Why a link is down. The goodbye has a tenth of a second to go out, and fifty ends on two processors may take more."""
+GOODBYE = "it said goodbye: it stops"
+"""It has a tenth of a second to go out, and not every one of fifty ends on a busy machine gets to it."""
 
 
 class Hub:
@@ -102,7 +102,7 @@ def test_an_hour_of_reconnects_and_two_hundred_clients_leave_nothing_behind(node
         hub.until_at_rest()
         after = hub.memory()
         links = nodes.state()["links"]
-        assert {link["why"] for link in links} <= ENDS
+        assert {GOODBYE} <= {link["why"] for link in links} <= {GOODBYE, "the connection has ended"}
         assert all(link["taken_per_s"] > 0 and link["round_trip_s"] > 0 for link in links)
         print(f"\n{LINKS} links, {RECONNECTS} reconnects of each: {before / 2**20:.1f}, then {after / 2**20:.1f} MiB")
         assert after < before + MORE_MEMORY

@@ -25,6 +25,7 @@ from sotbus_zmq.link import Link
 from sotbus_zmq.pump import Pump
 from sotbus_zmq.serving import Serving
 from sotbus_zmq.settings import Settings
+from sotbus_zmq.tcp import Newcomers, Tcp
 from sotbus_zmq.transport import ZmqTransport
 from tools import skip_or_fail
 from zmq_ends import (
@@ -73,6 +74,11 @@ async def refused(transport: ZmqTransport, node: str, seconds: float = 5.0) -> s
 async def dialled(transport: ZmqTransport) -> None:
     """Wait until one dial has failed."""
     await eventually(lambda: transport.statistics().peers[0].failures)
+
+
+def has_come_to(number: int, link: Link, inbound: FakeInbound) -> bool:
+    """Whether so many requests were heard, or the link has ended."""
+    return len(inbound.requests) >= number or not link.up
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,6 +684,55 @@ async def test_what_a_dialler_says_last_is_heard_though_its_connection_takes_no_
         with pytest.raises(NotSentError, match="has ended; nothing was sent"):
             asks()
         assert (pending.answer, link.kind) == (b"y", "bye")
+
+
+async def test_a_connection_that_reads_nothing_is_hung_up(
+    near: Node, far: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung_up = trio.Event()
+    real = Tcp.hang_up
+
+    def hang_up(tcp: Tcp) -> None:
+        real(tcp)
+        hung_up.set()
+
+    monkeypatch.setattr(Tcp, "hang_up", hang_up)
+    monkeypatch.setattr(Newcomers, "note", lambda *_: None)  # which would hang it up later
+    listener = far.to(near.peer(), max_in_flight=1)
+    [state] = listener._book
+    async with serving(listener) as own:
+        with dealer(far, near, reads_ahead=1) as deaf:
+            deaf.send(frames.encode(Kind.HELLO))
+            await until_up(own, near.name)
+            [link] = state.links
+            sent = 0
+            with trio.fail_after(PATIENT_S):
+                while link.up:
+                    sent += 1
+                    deaf.send(frames.encode(Kind.REQUEST, sent, bytes(1 << 16)), zmq.NOBLOCK)
+                    await own.until(partial(has_come_to, sent, link))
+                assert link.kind == "not reading"
+                await hung_up.wait()
+
+
+async def test_a_welcome_after_a_goodbye_makes_no_link(near: Node, far: Node) -> None:
+    client = near.to(far.peer())
+    async with serving(client) as own:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as odd:
+            odd.linger = 0
+            odd.curve_server = True
+            odd.curve_publickey = far.key.public.encode()
+            odd.curve_secretkey = far.key.secret.encode()
+            odd.bind(str(far.listens))
+            with trio.fail_after(PATIENT_S):
+                while not odd.poll(0):
+                    await trio.sleep(0.005)
+            route, _ = odd.recv_multipart()
+            for frame in (frames.encode(Kind.BYE, Reason.STOPPING), frames.encode(Kind.WELCOME)):
+                odd.send_multipart([route, frame])
+            time.sleep(0.2)  # both are read in one go
+            await eventually(lambda: client.statistics().peers[0].failures.get("bye"))
+        assert own.changes == []
 
 
 @pytest.mark.parametrize("dials", ["tcp://localhost", "tcp://[::1]"])

@@ -22,6 +22,7 @@ from sotbus_zmq.link import Answering, BusyError, Link
 from sotbus_zmq.monitor import Event
 from sotbus_zmq.peer_book import PeerBook
 from sotbus_zmq.peer_state import PeerState
+from sotbus_zmq.pump import BATCH, Pump
 from sotbus_zmq.serving import Serving
 from sotbus_zmq.settings import Settings
 from sotbus_zmq.statistics import Counts
@@ -501,6 +502,26 @@ async def test_a_peer_that_does_not_read_its_answers_is_given_up(link: Link, wir
     wire.error = zmq.Again()
     link.receive(frames.encode(Kind.PING, 1))
     assert ended == [("not reading", Reason.SILENT)]
+
+
+async def test_what_a_bounded_reading_leaves_is_the_readers() -> None:
+    heard: list[bytes] = []
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://pair")
+        other.connect("inproc://pair")
+        pump = Pump(one, lambda parts: heard.append(parts[0].bytes))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(3 * BATCH):
+                other.send(b"%d" % number)
+            pump.drain(2)
+            assert len(heard) == 2 * BATCH
+            with trio.fail_after(10):
+                while len(heard) < 3 * BATCH:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert heard == [b"%d" % number for number in range(3 * BATCH)]
 
 
 MALFORMED = {

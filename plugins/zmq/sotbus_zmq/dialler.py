@@ -112,6 +112,8 @@ class Connection:
         except zmq.ZMQError as error:  # of connect: an address of a kind that this machine does not have
             self._fail(Failure("no address", f"{self._where} cannot be dialled from here: {error.strerror}"))
         finally:
+            if self._link is not None:
+                self._link.close("stopped", "this node ends the connection", Reason.STOPPING)
             self._say_bye()
             socket.disable_monitor()
             events.close()
@@ -128,16 +130,12 @@ class Connection:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pump.run)
             nursery.start_soon(self._events.run)
-            try:
-                with trio.move_on_after(GREETING_S):
-                    await self._settled.wait()
-                if self._link is not None:
-                    await self._link.beat(self._serving.settings.heartbeat_s, self._serving.settings.dead_after_s)
-                elif self.failure is None:
-                    self._fail(monitor.NO_ANSWER if self.reached else monitor.NOBODY)
-            finally:
-                if self._link is not None:
-                    self._link.close("stopped", "this node ends the connection", Reason.STOPPING)
+            with trio.move_on_after(GREETING_S):
+                await self._settled.wait()
+            if self._link is not None:
+                await self._link.beat(self._serving.settings.heartbeat_s, self._serving.settings.dead_after_s)
+            elif self.failure is None:
+                self._fail(monitor.NO_ANSWER if self.reached else monitor.NOBODY)
             nursery.cancel_scope.cancel()
 
     @property
@@ -190,7 +188,8 @@ class Connection:
 
     def _message(self, parts: Parts) -> None:
         if self._link is None:
-            self._greeted(parts)
+            if self.failure is None:  # else the connection is being ended
+                self._greeted(parts)
         elif len(parts) != 1:
             self._link.malformed(f"a message of {len(parts)} parts")
         elif self._link.up:

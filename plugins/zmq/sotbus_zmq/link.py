@@ -61,7 +61,7 @@ class Link:
     :param peer: the node's name, as its key proves it.
     :param way: ``dialled`` or ``accepted``.
     :param send: hands a frame to the connection, or raises: ``zmq.Again`` where its queue is full, another
-        ``zmq.ZMQError`` where it has ended; then it also closes the link, when what the peer said last was read.
+        ``zmq.ZMQError`` where it has ended; who gave it closes the link, as soon as what the peer said last was read.
     :param inbound: what requests are handed to.
     :param nursery: answers are made in it; those under way when the link ends go on.
     :param counts: the peer's.

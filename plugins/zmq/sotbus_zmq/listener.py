@@ -63,7 +63,8 @@ class Listener:
         self._peer_of = peer_of
         self._accepted: dict[bytes, Accepted] = {}
         self._sent_away: deque[bytes] = deque(maxlen=REMEMBERED)
-        self._gone: list[bytes] = []
+        self._gone: set[bytes] = set()
+        self._hearing = False
         self._stopping = False
         self._newcomers = Newcomers(HELLO_S, self._stands)
         self._socket = serving.socket(zmq.ROUTER)
@@ -206,18 +207,16 @@ class Listener:
         state.attach(link, serving.inbound)
 
     def _send(self, route: bytes, data: bytes) -> None:
-        """Hand a frame to a connection. A link whose connection has ended is heard out, and closed.
+        """Hand a frame to a connection. One that takes none is heard out, and its link closed if it has ended.
 
         *Errors*: as :meth:`Pump.send`.
         """
         try:
             self._pump.send(route, data)
-        except zmq.Again:
-            raise
-        except zmq.ZMQError:
-            self._gone.append(route)
-            if len(self._gone) == 1:
-                self._hear_out()
+        except zmq.ZMQError as error:
+            if not isinstance(error, zmq.Again):  # which a connection with a full queue says also when it has ended
+                self._gone.add(route)
+            self._hear_out()
             raise
 
     def _hear_out(self) -> None:
@@ -225,12 +224,16 @@ class Listener:
 
         The socket reads its connections in turn, so that others, whatever they send, cannot put this off for long.
         """
-        self._pump.drain(len(self._accepted))
-        for route in self._gone:
-            one = self._accepted.get(route)
-            if one is not None:
-                one.link.close("closed", "the connection has ended")
-        self._gone.clear()
+        if self._hearing:
+            return
+        self._hearing = True
+        try:
+            self._pump.drain(1 + 2 * len(self._accepted))
+        finally:
+            self._hearing = False
+            gone, self._gone = self._gone, set()
+            for route in gone & self._accepted.keys():
+                self._accepted[route].link.close("closed", "the connection has ended")
 
     def _ended(self, route: bytes, link: Link) -> None:
         one = self._accepted.pop(route)
@@ -243,6 +246,8 @@ class Listener:
         if why is not None:
             try:
                 self._pump.send(route, frames.encode(Kind.BYE, why))
+            except zmq.Again:
+                pass  # it does not read
             except zmq.ZMQError:
                 return  # it has ended already
         if tcp is not None and not self._stopping:

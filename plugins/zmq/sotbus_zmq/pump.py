@@ -79,8 +79,11 @@ class Pump:
 
         :param batches: of BATCH messages, for a socket that others go on filling; no more than these are read.
         """
-        while batches > 0 and self._drain():
+        while self._drain():
             batches -= 1
+            if batches <= 0:
+                self._poke()  # the rest is the reader's, whose wake-up may have been taken here
+                return
 
     def _drain(self) -> bool:
         """Read what is there, a batch at most; whether there may be more."""
