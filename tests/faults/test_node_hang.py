@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,14 @@ from sotbus.peers import Peer
 
 pytestmark = pytest.mark.faults
 
-STANDS_STILL_S = 15
+STANDS_STILL_S = 25
 WHOLE_MINUTE_S = 60.0
 AT_ONCE_S = 2.0
+"""What a question takes, most of the time."""
+
+SLACK_S = 8.0
+"""What a machine may add that stands still for seconds; far less than what hangs."""
+
 FILE_S = 10.0
 """How long a node works on one filing before it answers that its outcome is unknown."""
 
@@ -48,14 +54,15 @@ def test_an_inbox_whose_sync_stands_still_holds_up_no_other_mailbox_and_no_quest
         stuck.greet()
         begun = time.monotonic()
         stuck.ask_later("comm.file", {"from": "a", "to": "b", "text": "stands still"})
-        longest = 0.0
+        answered_after_s: list[float] = []
         for number in range(10):
             asked = time.monotonic()
             assert free.ask("comm.file", {"from": "b", "to": "a", "text": str(number)}, number) == {"ok": True}
             assert free.ask("sotbus.status", {}, number)["ok"]
-            longest = max(longest, time.monotonic() - asked)
+            answered_after_s.append(time.monotonic() - asked)
             time.sleep(0.2)
-        assert longest < AT_ONCE_S
+        assert statistics.median(answered_after_s) < AT_ONCE_S
+        assert max(answered_after_s) < SLACK_S
         heard = stuck.hear()
         took = time.monotonic() - begun
     assert heard is not None
@@ -80,7 +87,7 @@ def test_a_folder_that_stands_still_for_a_minute_holds_up_no_link_and_no_questio
             assert await ask_to_file(transport, hub, "a", "before") == {"ok": True}
             answers: dict[str, dict[str, object]] = {}
             took: list[float] = []
-            questions = 0
+            answered_after_s: list[float] = []
 
             async def ask(text: str) -> None:
                 begun = trio.current_time()
@@ -95,19 +102,21 @@ def test_a_folder_that_stands_still_for_a_minute_holds_up_no_link_and_no_questio
                 nursery.start_soon(ask, "later")  # when what was seen of the folder is not recent any more
                 with trio.CancelScope(deadline=over):
                     while True:
-                        with trio.fail_after(AT_ONCE_S):
+                        asked = trio.current_time()
+                        with trio.fail_after(SLACK_S):
                             status = await trio.to_thread.run_sync(nodes.state)
                         assert status["links"][0]["up"]
-                        questions += 1
+                        answered_after_s.append(trio.current_time() - asked)
                         await trio.sleep(0.25)
             finally:
                 os.kill(faultfs.pid, signal.SIGCONT)
-            assert questions > WHOLE_MINUTE_S
+            assert len(answered_after_s) > WHOLE_MINUTE_S / 3
+            assert statistics.median(answered_after_s) < AT_ONCE_S
             assert inbound.changes == [("up", hub.name)]
-            assert status["links"][0]["round_trip_s"] < AT_ONCE_S
+            assert status["links"][0]["round_trip_s"] < SLACK_S
             assert set(answers) == {"stands still", "later"}, "nothing was said of a filing that stands still"
             assert all("error" in answer for answer in answers.values()), answers
-            assert max(took) < FILE_S + AT_ONCE_S
+            assert max(took) < FILE_S + SLACK_S
 
             async def filed_again() -> bool:
                 return await ask_to_file(transport, hub, "a", "stands still") == {"ok": True}

