@@ -6,6 +6,7 @@ the append or the registry calls, wrapped in this call's own process; nothing of
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import sys
@@ -21,7 +22,8 @@ from lab.driver import note
 
 from sotbus import open_bus
 from sotbus.assembly import assemble
-from sotbus.cli.main import main
+from sotbus.cli.main import COMMANDS, main
+from sotbus.cli.watchdog import watchdog
 from sotbus.comm import membership
 from sotbus.comm.box import Box
 from sotbus.comm.client import Client
@@ -178,8 +180,11 @@ def contents(folder: str, ending: str) -> dict[str, str]:
 
 
 def reach(place: str) -> None:
+    """Stop here. A command's bound does not run meanwhile: how long that is depends on the other processes."""
+    watchdog.pause()
     note(place)
     sys.stdin.readline()
+    watchdog.progress()
 
 
 def is_inbox(fd: int) -> bool:
@@ -286,6 +291,19 @@ def command_stopping(
     return main(words)
 
 
+def command_when_told(words: Sequence[str], environ: Mapping[str, str], cwd: str) -> Generator[str, None, int]:
+    """Note "ready", wait for a line, and run a command in this process; its exit status.
+
+    Its module is imported before: of several that start cold on one processor, one may be at its bound by then.
+    """
+    os.environ.update(environ)
+    os.chdir(cwd)
+    importlib.import_module(f"sotbus.cli.{COMMANDS[words[0]][0]}")
+    yield "ready"
+    sys.stdin.readline()
+    return main(words)
+
+
 def join_stopping(home: str, name: str, place: str) -> Answer:
     """Join, with a stop at the place of the registry write."""
     client = client_of(home, name)
@@ -366,16 +384,16 @@ class Buses:
             note("open")
             await trio.to_thread.run_sync(sys.stdin.readline)
             self.hangs.set()
-            served, longest_s = 0, 0.0
+            turns_s: list[float] = []
             while not self.impatient_over.is_set():
                 begun = trio.current_time()
-                await near.send("@near", f"number {served}")
+                await near.send("@near", f"number {len(turns_s)}")
                 async with near.poll() as news:
-                    assert [message.text for message in news] == [f"number {served}"]
-                served, longest_s = served + 1, max(longest_s, trio.current_time() - begun)
+                    assert [message.text for message in news] == [f"number {len(turns_s)}"]
+                turns_s.append(round(trio.current_time() - begun, 3))
                 await trio.sleep(0.02)
             self.figures["patient_has_ended"] = "patient" in self.figures
-            note({**self.figures, "served": served, "longest_s": longest_s})
+            note({**self.figures, "turns_s": turns_s})
         note(self.figures["patient"])
 
     async def send_impatiently(self, task_status: trio.TaskStatus[None]) -> None:

@@ -94,9 +94,9 @@ class Lab:
         self._serving = False
         self.server.call(server.stop_nfsd)
 
-    def start_server(self) -> None:
+    def start_server(self, grace_s: int | None = None) -> None:
         """nfsd starts as after a reboot: clients reclaim their locks in the grace time (as long as the lease)."""
-        self.server.call(server.start_nfsd)
+        self.server.call(server.start_nfsd, grace_s=grace_s)
         self._serving = True
 
     def end_grace(self) -> None:

@@ -107,16 +107,19 @@ class NodeBox:
         found: dict[str, Any] = self.box.call(in_box_bus.status, socket=self.socket, host=self.box.name)
         return found
 
+    def links(self) -> list[bool]:
+        """Of each link whether it is up; none where the node does not answer."""
+        assert self._node is not None
+        assert not self._node.ended, self._node.err.decode()
+        return [bool(link["up"]) for link in self.status().get("links", [])]
+
     def wait_until_linked(self) -> None:
         """Until its node answers and every link of it is up."""
+        wait_until(lambda: (links := self.links()) and all(links), f"every link of {self.box.name}")
 
-        def is_linked() -> bool:
-            assert self._node is not None
-            assert not self._node.ended, self._node.err.decode()
-            links = self.status().get("links", [])
-            return bool(links) and all(link["up"] for link in links)
-
-        wait_until(is_linked, f"every link of {self.box.name}")
+    def wait_until_cut(self) -> None:
+        """Until its node says that a link is down."""
+        wait_until(lambda: False in self.links(), f"a dead link of {self.box.name}")
 
 
 def wait_until(true: Callable[[], object], what: str, bound_s: float = START_S) -> None:

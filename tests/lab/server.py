@@ -63,9 +63,9 @@ class Server:
         self.start()
         end_grace()
 
-    def start(self) -> None:
-        for name in ("nfsv4leasetime", "nfsv4gracetime"):
-            (NFSD / name).write_text(str(self.lease_s))
+    def start(self, grace_s: int | None = None) -> None:
+        (NFSD / "nfsv4leasetime").write_text(str(self.lease_s))
+        (NFSD / "nfsv4gracetime").write_text(str(grace_s or self.lease_s))
         (NFSD / "versions").write_text("+3 +4 +4.1 +4.2\n")
         (NFSD / "portlist").write_text("tcp 2049\n")
         (NFSD / "threads").write_text(str(_THREADS))
@@ -94,8 +94,8 @@ def _tell(cache: str, line: str) -> None:
     (_CHANNELS / cache / "channel").write_text(f"{line}\n")
 
 
-def start_nfsd() -> None:
-    Server(**json.loads(_STATE.read_text())).start()
+def start_nfsd(grace_s: int | None = None) -> None:
+    Server(**json.loads(_STATE.read_text())).start(grace_s)
 
 
 def stop_nfsd() -> None:

@@ -52,7 +52,16 @@ KILLED_SYNCING = "it is killed in its fdatasync"
 WATCHDOG = "its watchdog ends it in its fdatasync"
 
 OWN = "own to"
+LEASE_S = 20
+"""Longer than the lab's usual one: every inbox is refused once within it, on a slow machine too."""
+
 REFUSED_S = 0.1
+SLACK_S = 10
+"""What a machine that stands still for seconds may add to that, and still be well below the lease."""
+
+BACK_S = 300
+"""Within this a cut box is heard again: TCP sends the less often, the longer the cut was."""
+
 COMMAND_WAITS = {"SOT_INBOX_LOCK_WAIT_SECS": "3"}
 STATES = """
 folder = "/proc/fs/nfsd/clients"
@@ -90,7 +99,7 @@ DEAD = [
     Case(WRITTEN, WATCHDOG),
 ]
 APPENDS = BEFORE + DURING + AFTER + MUTANTS + DEAD
-"""Every case; the command with a watchdog is the last to start, since its bound runs while others are stopped."""
+"""Every case."""
 
 REGISTRY = [Case(place, then) for place in (TO_RENAME, TO_RELEASE) for then in (WHILE_CUT, AFTERWARDS)]
 REGISTRY_DEAD = Case(TO_RENAME, KILLED)
@@ -154,7 +163,7 @@ class Cut:
         self.let_go(WHILE_CUT, KILLED_SYNCING, WATCHDOG)
         self.kill(KILLED)
         refused = self.send("bob", "refused to", wait_s=REFUSED_S)
-        filed = [*self.send("bob", "one to", wait_s=20), *self.send("bob", "two to")]
+        filed = [*self.send("bob", "one to", wait_s=2 * LEASE_S), *self.send("bob", "two to")]
         not_joined = self.b.call(in_box_faults.join_each, homes=homes, name="bob", wait_s=REFUSED_S)
         self.kill(KILLED_LATE, KILLED_SYNCING)
         self.wait_for_watchdog()
@@ -164,10 +173,10 @@ class Cut:
         self.lab.mend("a")
         for case, job in self.jobs.items():
             if case.then != AFTERWARDS:
-                job.wait()
+                job.wait(BACK_S)
         self.let_go(AFTERWARDS)
         for job in self.jobs.values():
-            job.wait()
+            job.wait(BACK_S)
         content = self.contents()
         again = [*self.send("alice", "again to"), *self.send("alice", "and again to")]
         end = self.contents()
@@ -240,7 +249,7 @@ class Cut:
 
     def wait_for_watchdog(self) -> None:
         (command,) = (job for case, job in self.jobs.items() if case.then == WATCHDOG)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while b"did not answer" not in command.err:
             assert time.monotonic() < deadline, command.err
             time.sleep(0.05)
@@ -250,7 +259,7 @@ class Cut:
         box = self.a if name == "alice" else self.b
         to = list(self.inboxes.values())
         answers: list[Answer] = box.call(
-            in_box_faults.send, home=self.home, name=name, to=to, texts=[text], wait_s=wait_s
+            in_box_faults.send, home=self.home, name=name, to=to, texts=[text], wait_s=wait_s, timeout_s=wait_s + 120
         )
         return answers
 
@@ -268,12 +277,10 @@ Aftermath = tuple[dict[Case, Append], dict[Case, RegistryWrite]]
 
 
 @pytest.fixture(scope="module")
-def aftermath(booted_lab: Lab) -> Aftermath:
-    """What was seen, of every case."""
-    try:
-        return Cut(booted_lab).run()
-    finally:
-        booted_lab.tidy()
+def aftermath(lab_tools: None) -> Aftermath:
+    """What was seen, of every case, in a lab of its own."""
+    with Lab(lease_s=LEASE_S) as own:
+        return Cut(own).run()
 
 
 @pytest.fixture
@@ -294,7 +301,7 @@ def each(*cases: Case) -> pytest.MarkDecorator:
 def test_another_box_waits_its_bound_and_after_the_lease_files_two_lines(seen: Append) -> None:
     assert seen.refused["kind"] == "InboxLockHeld"
     assert seen.refused["reason"].endswith(f"was held for {REFUSED_S:g}s — nothing was appended")
-    assert seen.refused["seconds"] < REFUSED_S + 1
+    assert seen.refused["seconds"] < REFUSED_S + SLACK_S
     assert [one["said"] for one in seen.others] == [DONE, FAILED, DONE, DONE]
     assert contradictions(seen.standing, [*seen.others, seen.own_at_most_once]) == []
 
@@ -379,7 +386,7 @@ def test_another_box_is_told_who_holds_the_registry_lock(write: RegistryWrite) -
     assert write.refused["kind"] == "RegistryLockFailed"
     assert f"is held by a pid {write.job.pid} " in write.refused["reason"]
     assert "it is on another machine. If it is dead, run any comm command on a." in write.refused["reason"]
-    assert write.refused["seconds"] < REFUSED_S + 1
+    assert write.refused["seconds"] < REFUSED_S + SLACK_S
 
 
 @each(*REGISTRY)
@@ -410,7 +417,7 @@ def test_no_box_borrows_what_it_reads_or_writes_so_a_cut_one_holds_up_nobody(lab
     lab.cut("a")
     answers += b.call(in_box_faults.send, home=shared, name="bob", to=["carol"], texts=["one to"])
     b.call(in_box_faults.join, home=shared, names=["dora"])
-    assert answers[-1]["seconds"] < 2
+    assert answers[-1]["seconds"] < 8
     lab.mend("a")
     content = lab.server.call(in_box_faults.contents, folder=on_server(f"{shared}/inbox"), ending=".jsonl")
     assert [one["said"] for one in answers] == [DONE, DONE]

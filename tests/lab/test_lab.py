@@ -12,9 +12,13 @@ from lab.box import Box
 from lab.job import Died, RemoteError, TooLate
 from lab.lab import Lab
 from lab.machine import LabError, memory_folder
+from lab.node_box import wait_until
 from lab.power import PowerBox
 
 pytestmark = pytest.mark.lab
+
+RECLAIM_S = 60
+"""Within this a client reclaims its locks: it looks for its server after 3 s, 6 s, 12 s and so on."""
 
 
 def nfs_line(box: Box, path: str) -> str:
@@ -136,10 +140,10 @@ def test_clients_hang_while_the_server_is_down_and_reclaim_their_locks(lab: Lab,
     hung = [box.start("os.listdir(path)", path=shared) for box in (a, b)]
     with pytest.raises(TooLate):
         hung[1].note(timeout_s=0.5)
-    lab.start_server()
+    lab.start_server(grace_s=2 * RECLAIM_S)
     assert [job.result() for job in hung] == [["lock"], ["lock"]]
-    while not lab.server.call(server.client_locks):
-        assert not held.ended
+    wait_until(lambda: lab.server.call(server.client_locks), "the lock is reclaimed", RECLAIM_S)
+    assert not held.ended
     lab.end_grace()
     assert not b.call(in_box.try_flock, path=lock)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from lab import server
+from lab.in_box_bus import NOTE_EVERY
 from lab.lab import Lab
 from lab.node_box import NodeBox
 from netns.sender import FILED, UNKNOWN
@@ -18,6 +19,7 @@ EACH = 200
 """Messages of each guest."""
 
 SENDS = 2000
+RETRIES = 3
 SLOW_MS, JITTER_MS = 150, 100
 """Each way of a link that is slow, and still good: answers come within the bound."""
 
@@ -50,6 +52,23 @@ def orders_of(prefix: str, count: int, to: str) -> list[tuple[str, str]]:
     return [(f"{prefix}-{number:05}", to) for number in range(count)]
 
 
+def send_again(box: NodeBox, sender: str, answers: Sequence[Mapping[str, Any]]) -> int:
+    """Send what was not filed once more, under its message ID, until all is; how many that were at first.
+
+    A link dies of a machine that stands still for a while, so one round more need not do.
+    """
+    failed = [(one["id"], one["to"]) for one in answers if one["outcome"] != FILED]
+    count = len(failed)
+    for _ in range(RETRIES):
+        if not failed:
+            break
+        box.wait_until_linked()
+        answers = box.send_many(sender, failed).result(300)
+        failed = [(one["id"], one["to"]) for one in answers if one["outcome"] != FILED]
+    assert not failed, answers
+    return count
+
+
 def test_guests_by_a_real_mount_send_through_their_nodes(lab: Lab, bus: list[NodeBox], shared: str) -> None:
     hub = NodeBox(lab.server, "hub", f"{shared.replace('/nfs', server.EXPORT)}/comm")
     guests = [NodeBox(lab.box(name), "guest", f"{shared}/comm") for name in ("a", "b")]
@@ -70,15 +89,17 @@ def test_guests_by_a_real_mount_send_through_their_nodes(lab: Lab, bus: list[Nod
     heard = first.did("ga", "poll")
     assert heard.index("h to ga") < heard.index("gb to ga")
 
-    jobs = [
-        first.send_many("ga", orders_of("from-a", EACH, "h")),
-        second.send_many("gb", orders_of("from-b", EACH, "h")),
-    ]
-    answers = [one for job in jobs for one in job.result()]
-    assert [one for one in answers if one["outcome"] != FILED] == []
+    orders = {"ga": orders_of("from-a", EACH, "h"), "gb": orders_of("from-b", EACH, "h")}
+    jobs = [box.send_many(sender, orders[sender]) for box, sender in ((first, "ga"), (second, "gb"))]
+    answers = [job.result(300) for job in jobs]
     found = hub.texts("h")
     assert found.pop("ga to h") == 1
-    assert found == {one["id"]: 1 for one in answers}
+    judge([*answers[0], *answers[1]], found)
+    send_again(first, "ga", answers[0])
+    send_again(second, "gb", answers[1])
+    then = hub.texts("h")
+    assert then.pop("ga to h") == 1
+    assert then == {name: 1 for name, _ in (*orders["ga"], *orders["gb"])}
     assert lab.server.call("open(path).read()", path=f"{hub.comm}/inbox-lock-manager") == record
 
 
@@ -94,27 +115,24 @@ def test_a_slow_link_and_one_that_is_too_slow(lab: Lab, bus: list[NodeBox], pyte
     try:
         sending.note()
         lab.delay("a", SLOW_MS, JITTER_MS)
-        time.sleep(4)
-        slow = len(sending.notes)
+        slow = sending.notes[-1] + 2 * NOTE_EVERY  # the first of them may have been answered before
+        while sending.note() < slow:
+            pass
         lab.delay("a", TOO_SLOW_MS)
-        time.sleep(4)
-        assert not sending.ended, "the sends were over before the fault was"
+        linked.wait_until_cut()
     finally:
         lab.delay("a", 0)
-    answers = sending.result(180)
+    answers = sending.result(300)
     linked.wait_until_linked()
     found = {text: count for text, count in hub.texts("h").items() if text.startswith("delay-")}
     judge(answers, found)
     assert [one for one in answers if one["took_s"] > ANSWER_S + SLACK_S] == []
-    assert slow > 1, "nothing was answered over the slow link"
-    failed = [(one["id"], "h") for one in answers if one["outcome"] != FILED]
-    assert failed, "the fault was not felt"
-    retried = linked.send_many("l", failed).result()
-    assert [one for one in retried if one["outcome"] != FILED] == []
+    retried = send_again(linked, "l", answers)
+    assert retried, "the fault was not felt"
     then = hub.texts("h")
     assert then == {f"delay-{number:05}": 1 for number in range(SENDS)}
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        line = [*row("delay in the guest", answers, found), len(retried), len(retried), *once_and_more(then)]
+        line = [*row("delay in the guest", answers, found), retried, retried, *once_and_more(then)]
         print(f"\n{table([line])}")
     assert any(one["outcome"] == UNKNOWN for one in answers)

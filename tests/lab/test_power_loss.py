@@ -21,6 +21,12 @@ WORK_S = (0.3, 1.3)
 """When the plug is pulled: at a moment between these, after the work has begun; later where little was done."""
 
 SENDERS = {"s0": READER, "s1": READER}
+ENOUGH_LINES, ENOUGH_BATCHES = 15, 2
+"""What a round with sends and polls acknowledges at least, however slow the machine is."""
+
+ENOUGH_S = 180
+"""How long that may take."""
+
 MUTANT_ROUNDS = 3
 """Within how many rounds a mutant must be found; usual is one."""
 
@@ -66,7 +72,8 @@ def work_until_the_plug_is_pulled(power: PowerBox, told: Told, number: int, seco
     }
     for job in jobs.values():
         assert job.note() == "ready"
-    end = time.monotonic() + seconds
+    begun, shown_before = time.monotonic(), len(told.shown)
+    end = begun + seconds
     for name, job in jobs.items():
         if name == JOINER or not quiet:
             job.send("go\n")
@@ -81,15 +88,24 @@ def work_until_the_plug_is_pulled(power: PowerBox, told: Told, number: int, seco
         return False
 
     def enough() -> bool:
-        """Whether this round has said something, also on a machine that is slow today."""
+        """Whether this round has said as much as `check_rounds` wants, also on a machine that is slow today."""
         if quiet:
             return len(jobs[JOINER].notes) > QUIET_JOINS
-        return len(jobs[JOINER].notes) > 2 and all(len(jobs[name].notes) > 1 for name in SENDERS)
+        filed = [sum(isinstance(note, int) for note in jobs[name].notes) for name in (*SENDERS, READER)]
+        batches = len(told.shown) - shown_before
+        return (
+            len(jobs[JOINER].notes) > 2
+            and all(filed[: len(SENDERS)])
+            and sum(filed) >= ENOUGH_LINES
+            and batches >= ENOUGH_BATCHES
+        )
 
     while (left := end - time.monotonic()) > 0 or not enough():
         with suppress(TooLate):
             if next_batch(min(max(left, 0.1), 0.5)):
                 poller.send("shown\n")
+        assert not [job.result() for job in jobs.values() if job.ended]
+        assert time.monotonic() - begun < ENOUGH_S, jobs
     power.pull_plug()
     with suppress(Died):
         while True:  # what had come by then and was not read

@@ -27,15 +27,22 @@ ROUNDS = 1000
 GIVE_UP_S = 15.0
 """How long a box waits for its turn: half of what a stale read would last, and much more than a slow change."""
 
-MUTANT_ROUNDS, MUTANT_GIVE_UP_S = 100, 3.0
+MUTANT_ROUNDS = 100
+MUTANTS = {"no_folder_open": ("is still read after", 3.0), "no_second_read": ("RegistryUnreadable", GIVE_UP_S)}
+"""Of each mutant of the read its fault, and how long it waits for its turn: one that is to fault in another way waits
+as long as the package does."""
+
+MUTANT_TRIES = 3
+"""How often a mutant works, at most, until it is found: the machine may stand still for as long as it works."""
+
 SETTLE_S = 1.0
 """How long a reclaimer waits before it removes a dead holder's lock (sot-comm v1, Reclaim)."""
 
 WAIT_S = 1
 """The bound of a join that shall fail, as SOT_LOCK_WAIT_SECS."""
 
-SLACK_S = 3.0
-"""What a busy machine may add to a bound."""
+SLACK_S = 15.0
+"""What a machine that is slow, or stands still for seconds, may add to a bound."""
 
 
 def change_for(lab: Lab, shared: str, duration_s: float, mutant: str = "") -> dict[str, Any]:
@@ -103,9 +110,12 @@ def test_a_minute_of_changes_from_both_boxes_loses_and_tears_nothing(lab: Lab, s
         assert box.call(in_box_registry.read_changes, shared=shared, of=list(changed)) == models
 
 
-def test_without_the_registry_lock_changes_are_lost(lab: Lab, shared: str) -> None:
-    faults = faults_of(change_for(lab, shared, MUTANT_DURATION_S, "no_registry_lock").values())
-    print(f"\n{len(faults)} faults told, the first: {faults[:1]}")
+def test_without_the_registry_lock_changes_are_lost(lab: Lab) -> None:
+    for _ in range(MUTANT_TRIES):
+        faults = faults_of(change_for(lab, lab.new_folder(), MUTANT_DURATION_S, "no_registry_lock").values())
+        print(f"\n{len(faults)} faults told, the first: {faults[:1]}")
+        if faults:
+            break
     assert faults
 
 
@@ -137,12 +147,14 @@ def test_a_thousand_rounds_in_turn_read_the_last_value_each_time(lab: Lab, share
     assert not faults_of(turns)
 
 
-@pytest.mark.parametrize(
-    ("mutant", "fault"), [("no_folder_open", "is still read after"), ("no_second_read", "RegistryUnreadable")]
-)
-def test_a_mutant_of_the_read_is_not_fresh_or_not_good(lab: Lab, shared: str, mutant: str, fault: str) -> None:
-    faults = faults_of(take_turns(lab, shared, MUTANT_ROUNDS, MUTANT_GIVE_UP_S, mutant))
-    print(f"\n{mutant}: {faults}")
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_of_the_read_is_not_fresh_or_not_good(lab: Lab, mutant: str) -> None:
+    fault, give_up_s = MUTANTS[mutant]
+    for _ in range(MUTANT_TRIES):
+        faults = faults_of(take_turns(lab, lab.new_folder(), MUTANT_ROUNDS, give_up_s, mutant))
+        print(f"\n{mutant}: {faults}")
+        if fault in " ".join(faults):
+            break
     assert fault in " ".join(faults)
 
 

