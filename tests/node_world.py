@@ -24,6 +24,7 @@ from world import World
 
 from sotbus.comm import membership
 from sotbus.comm.processes import start_ticks
+from sotbus.comm.registry import Registry
 
 SCRIPT = Path(__file__)
 
@@ -154,7 +155,8 @@ class NodeProcess:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Its events of one name, so far."""
-        found = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
+        lines = self.text().splitlines(keepends=True)  # the last one may be in the middle of being written
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [one for one in found if one["event"] == name]
 
     def tell(self, number: int) -> None:
@@ -255,13 +257,13 @@ class NodeWorld(World):
         return document
 
     def amend(self, handle: str, **more: Any) -> None:
-        """Change an entry of the registry, as a command would: a new file in its place."""
-        document = self.registry()
-        document["agents"].setdefault(handle, {}).update(more)
-        path = Path(self.folder.registry)
-        new = path.with_name("registry.new")
-        new.write_text(json.dumps(document))
-        new.rename(path)
+        """Change an entry of the registry, as a command would: under the lock, for a node writes it too."""
+
+        def change(document: dict[str, Any]) -> bool:
+            document["agents"].setdefault(handle, {}).update(more)
+            return True
+
+        assert Registry(self.folder, self.box()).update(change, WAIT_S)
 
     def refuse_appends(self) -> None:
         """Mount the folder as NFS v3, for whoever reads the mounts from now on, while the record stays as it is."""

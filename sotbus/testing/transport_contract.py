@@ -200,8 +200,9 @@ class TransportContract:
             with pytest.raises((NotSentError, OutcomeUnknownError)):
                 await self._ask(ends.near, ends.far_name, b"hello", self.quick_s)
 
-        far = FakeInbound(_never)
-        async with _serving(ends.near, FakeInbound()), trio.open_nursery() as nursery, _serving(ends.far, far):
+        near, far = FakeInbound(), FakeInbound(_never)
+        async with _serving(ends.near, near), trio.open_nursery() as nursery, _serving(ends.far, far):
+            await _within(self.link_s, near, lambda: bool(near.peers))
             await _within(self.link_s, far, lambda: bool(far.peers))
             nursery.start_soon(ask)
             await _within(self.link_s, far, lambda: bool(far.requests))

@@ -58,7 +58,7 @@ def test_a_local_disk_is_proved_in_a_few_seconds_and_nothing_is_left_behind(worl
     started = time.monotonic()
     said: list[str] = []
     checks = probe.run(place, said.append)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert [check.name for check in checks] == [name for name, _, _ in probe.PROBES]
     assert [(check.name, check.text) for check in checks if check.status != OK] == []
     assert said == ["processes start", *(doing for _, doing, _ in probe.PROBES)]

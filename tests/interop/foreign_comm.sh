@@ -10,6 +10,7 @@
 # Environment: SOT_COMM_HOME, SOT_SELF_HOST, SOT_LOCK_WAIT_SECS, SOT_INBOX_LOCK_WAIT_SECS, SOT_INBOX_READ_WAIT_SECS.
 #   FOREIGN_MACHINE_ID    this machine's id (default: first line of /etc/machine-id; set but empty: none)
 #   FOREIGN_HALF_SECS     a send writes half of its line, waits so long under the lock, then writes the rest
+#   FOREIGN_HALF_STOP=1   a send writes half of its line and stops itself under the lock (SIGSTOP); the rest at a SIGCONT
 #   FOREIGN_DIE_HALF=1    a send writes half of its line and kills itself
 #   FOREIGN_CHECK_RECORD=1  a send appends only when inbox-lock-manager names this box's own lock manager
 #   FOREIGN_MOUNTINFO, FOREIGN_PROC, FOREIGN_ME   stand-ins for /proc/self/mountinfo, /proc, this process's record
@@ -415,9 +416,9 @@ append() {
   fi
   half=$((${#2} / 2)) rc=0
   if [[ -n ${FOREIGN_DIE_HALF-} ]]; then printf '%s' "${2:0:half}" >&8; kill -KILL $$; fi
-  if [[ -n ${FOREIGN_HALF_SECS-} ]]; then
+  if [[ -n ${FOREIGN_HALF_SECS-}${FOREIGN_HALF_STOP-} ]]; then
     err=$({ printf '%s' "${2:0:half}" >&8; } 2>&1) || rc=1
-    nap "$FOREIGN_HALF_SECS"
+    if [[ -n ${FOREIGN_HALF_STOP-} ]]; then kill -STOP $$; else nap "$FOREIGN_HALF_SECS"; fi
     ((rc == 0)) && { err=$({ printf '%s\n' "${2:half}" >&8; } 2>&1) || rc=1; }
   else
     err=$({ printf '%s\n' "$2" >&8; } 2>&1) || rc=1
@@ -574,7 +575,7 @@ cmd_record() { # LINE1: inbox-lock-manager by an exclusive create, only if absen
 }
 
 main() {
-  local cmd=${1-} need=2
+  local cmd=${1-} need=2 left
   case $cmd in ensure | hash) need=1 ;; join) need=3 ;; send) need=4 ;; esac
   (($# == need)) || die "usage: see the head of ${0##*/}" 2
   case $cmd in
@@ -584,7 +585,11 @@ main() {
     ensure) ensure ;;
     join | leave | touch | send | poll | unread | record) "cmd_$cmd" "${@:2}" ;;
     hash) hash_of; echo ;;
-    lock-hold) ensure; bound SOT_LOCK_WAIT_SECS 10; lock_take "$BOUND" || exit 1; echo held; nap "$2"; lock_release ;;
+    lock-hold)
+      ensure; bound SOT_LOCK_WAIT_SECS 10; lock_take "$BOUND" || exit 1; echo held
+      # A signal that comes just before a read is seen after it, so no read is a long one.
+      for ((left = $2; left > 0; left--)); do nap 1; done
+      lock_release ;;
     lock-take) ensure; lock_take "$2" || exit 1; echo taken; lock_release ;;
     offset) snapshot "$2" || exit; echo "$OFFSET" ;;
     judge) own_record; judge "$2"; echo "$VERDICT: $WHY" ;;

@@ -21,6 +21,9 @@ MACHINE = "0123456789abcdef0123456789abcdef"
 # A mount that proves fresh reads, so that the reclaim tests do not depend on what the test folder lies on.
 EXT4 = "21 1 254:2 / / rw,relatime shared:1 - ext4 /dev/vda2 rw\n"
 
+PATIENT = {"SOT_LOCK_WAIT_SECS": "60"}
+"""For those that wait for others, however slow the machine is."""
+
 Done = subprocess.CompletedProcess[bytes]
 Running = subprocess.Popen[bytes]
 
@@ -113,6 +116,23 @@ class Client:
         assert (self.home / ".registry.lock").read_text() == record
         return record.rstrip("\n")
 
+    def stop_half(self, sender: str, to: str, text: str) -> Running:
+        """A send that stands still with half of its line written, under the lock, until a SIGCONT."""
+        process = self.start("send", sender, to, text, FOREIGN_HALF_STOP="1")
+        stat = Path(f"/proc/{process.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        assert not self.inbox(to).read_bytes().endswith(b"\n")
+        return process
+
+    def send_behind(self, stopped: Running, sender: str, to: str, text: str) -> None:
+        """A send that comes to the lock while another one holds it, and is filed once that has gone on and ended."""
+        late = self.start("send", sender, to, text, SOT_INBOX_LOCK_WAIT_SECS="60")
+        until(Path(f"/proc/{late.pid}/fd/9").exists)  # it has opened the lock file
+        os.kill(stopped.pid, signal.SIGCONT)
+        for process in (stopped, late):
+            assert process.communicate(timeout=60) == (b"  filed -> @b\n", b"")
+            assert process.returncode == 0
+
     def marker(self, record: str) -> Path:
         return self.home / (".registry.lock.reclaim." + record.replace(":", "."))
 
@@ -133,9 +153,9 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < end, "waited 10 s"
+        assert time.monotonic() < end, "waited 30 s"
         time.sleep(0.01)
 
 
@@ -258,8 +278,7 @@ def test_liveness(client: Client, entry: dict[str, Any] | None, reason: str | No
 
 def test_half_a_line_stays_under_the_lock(client: Client) -> None:
     client.join("a", "b")
-    slow = client.start("send", "a", "b", "slow", FOREIGN_HALF_SECS="1.5")
-    until(lambda: client.inbox("b").stat().st_size > 0)
+    slow = client.stop_half("a", "b", "slow")
     held = client.run("send", "a", "b", "early", SOT_INBOX_LOCK_WAIT_SECS="0.2")
     assert held.returncode == 1
     assert held.stderr.decode() == ("FAILED -> @b: the inbox lock for @b was held for 0.2s — nothing was appended\n")
@@ -270,19 +289,16 @@ def test_half_a_line_stays_under_the_lock(client: Client) -> None:
     )
     assert not client.cursor("b").exists()
     assert not client.inbox("b").read_bytes().endswith(b"\n")
-    assert client.ok("send", "a", "b", "late") == "  filed -> @b\n"
-    assert slow.wait(10) == 0
+    client.send_behind(slow, "a", "b", "late")
     assert [line["msg"] for line in client.lines("b")] == ["slow", "late"]
 
 
 def test_the_tries_under_an_nfs4_manager_are_bounded_too(client: Client) -> None:
     client.join("a", "b")
     assert client.ok("record", "nfs4 filer.example:/e") == "recorded\n"
-    slow = client.start("send", "a", "b", "slow", FOREIGN_HALF_SECS="0.8")
-    until(lambda: client.inbox("b").stat().st_size > 0)
+    slow = client.stop_half("a", "b", "slow")
     assert client.run("unread", "b", SOT_INBOX_READ_WAIT_SECS="0.1").returncode == 75
-    assert client.ok("send", "a", "b", "late") == "  filed -> @b\n"
-    assert slow.wait(10) == 0
+    client.send_behind(slow, "a", "b", "late")
     assert [line["msg"] for line in client.lines("b")] == ["slow", "late"]
 
 
@@ -409,7 +425,7 @@ def test_an_unreadable_registry_is_left_as_it_is(client: Client, tmp_path: Path,
 
 def test_the_lock_is_held_and_released(client: Client) -> None:
     client.ok("ensure")
-    holder = client.start("lock-hold", "30")
+    holder = client.start("lock-hold", "600")
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     lock = client.home / ".registry.lock"
@@ -426,10 +442,10 @@ def test_the_lock_is_held_and_released(client: Client) -> None:
     assert said.startswith(f"FAILED: registry lock {lock} is held by boxa pid {pid} start {start} (")
     assert said.endswith(" old): it is running. If it is dead, run any comm command on boxa.\n")
 
-    waiter = client.start("lock-take", "10")
+    waiter = client.start("lock-take", "60")
     holder.terminate()
-    assert holder.wait(10) == 128 + signal.SIGTERM
-    assert waiter.communicate(timeout=10) == (b"taken\n", b"")
+    assert holder.wait(60) == 128 + signal.SIGTERM
+    assert waiter.communicate(timeout=60) == (b"taken\n", b"")
     assert not lock.exists()
 
 
@@ -450,20 +466,30 @@ def test_a_dead_holder_is_reclaimed_at_the_first_failed_take(client: Client) -> 
 
 def test_waiters_on_a_dead_holder_never_hold_at_once(client: Client) -> None:
     record = client.dead_holder()
-    running = [client.start("lock-hold", "0.2", SOT_LOCK_WAIT_SECS="20") for _ in range(3)]
-    seen = [record]
-    while any(process.poll() is None for process in running):
+    lock = client.home / ".registry.lock"
+    waiting = {str(process.pid): process for process in (client.start("lock-hold", "600", **PATIENT) for _ in range(3))}
+
+    def holder() -> str:
+        """The pid in the lock's record; ``""`` where there is no lock, or it is still the dead one's."""
         try:
-            holder = (client.home / ".registry.lock").read_text().rstrip("\n")
+            held = lock.read_text().rstrip("\n")
         except FileNotFoundError:
-            continue
-        if holder != seen[-1]:
-            seen.append(holder)
-        time.sleep(0.005)
-    for process in running:
-        assert process.communicate() == (b"held\n", b"")
-    # Each waiter held it once, for as long as it wanted: nobody's lock was taken from it.
-    assert sorted(held.split(":")[4] for held in seen[1:]) == sorted(str(process.pid) for process in running)
+            return ""
+        return "" if held == record else held.split(":")[4]
+
+    while waiting:
+        until(lambda: holder() in waiting)
+        process = waiting.pop(holder())
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        # It holds it for as long as it wants, and nobody takes it from it.
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            assert holder() == str(process.pid)
+            time.sleep(0.005)
+        process.terminate()
+        assert process.communicate() == (b"", b"")
+    assert not lock.exists()
 
 
 def test_a_dead_reclaimer_is_passed_and_a_loop_is_not(client: Client) -> None:

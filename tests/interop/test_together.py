@@ -183,10 +183,9 @@ class Both:
             assert process.stdout.readline() == b"half\n"
             yield Half(process, lambda: answer_of(process, b"\n"))
         else:
-            process = self.begin(kind, "send", sender, "box", text, FOREIGN_HALF_SECS="1")
-            until(lambda: self.torn("box"))
-            os.kill(process.pid, signal.SIGSTOP)
-            assert self.torn("box"), "the send was over before it could be stopped"
+            process = self.begin(kind, "send", sender, "box", text, FOREIGN_HALF_STOP="1")
+            until(lambda: is_stopped(process))
+            assert self.torn("box")
 
             def finish() -> Answer:
                 os.kill(process.pid, signal.SIGCONT)
@@ -268,6 +267,12 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it stands still at a SIGSTOP (proc_pid_stat(5))."""
+    assert process.poll() is None
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 FLOCK_NUMBERS = {"x86_64": "73", "aarch64": "32"}
 """As proc_pid_syscall(5) shows a blocked call (syscalls(2))."""
 
@@ -281,13 +286,19 @@ def someone_waits(path: Path) -> bool:
     if number is None:
         tools.skip_or_fail(f"needs the number of flock(2) on {os.uname().machine}")
     inode = path.stat().st_ino
-    for call in Path("/proc").glob("[0-9]*/task/[0-9]*/syscall"):
+    for process in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = call.read_text().split()
-            if words[0] == number and (call.parent / "fd" / str(int(words[1], 16))).stat().st_ino == inode:
-                return True
-        except (OSError, IndexError):
-            continue  # another user's, or it has just ended
+            tasks = os.listdir(f"/proc/{process}/task")
+        except OSError:
+            continue  # it has just ended
+        for task in tasks:
+            place = Path(f"/proc/{process}/task/{task}")
+            try:
+                words = (place / "syscall").read_text().split()
+                if words[0] == number and (place / "fd" / str(int(words[1], 16))).stat().st_ino == inode:
+                    return True
+            except (OSError, IndexError):
+                continue  # another user's, or it has just ended
     return False
 
 
@@ -665,7 +676,7 @@ def test_a_lock_that_the_other_died_with_is_reclaimed_at_the_first_failed_take(b
     dead = both.dead_holder(OTHER[kind])
     began = time.monotonic()
     both.ok(kind, "join", "new", SOT_LOCK_WAIT_SECS="0")
-    assert 1 <= time.monotonic() - began < 10
+    assert 1 <= time.monotonic() - began < 30
     assert set(both.registry()["agents"]) == {"there", "new"}
     assert both.marker(dead).read_text().split(":")[0] == "vm"
     assert not both.lock.exists()
@@ -675,12 +686,16 @@ def test_a_lock_that_the_other_died_with_is_reclaimed_at_the_first_failed_take(b
 @pytest.mark.spec("S40", "S42")
 def test_a_reclaim_that_the_other_died_in_is_passed(both: Both, kind: str) -> None:
     both.ok("sotbus", "join", "there")
-    dead = both.dead_holder(kind)
-    reclaimer = both.begin(OTHER[kind], "join", "never")
-    until(both.marker(dead).exists)
-    reclaimer.kill()
-    reclaimer.communicate()
-    assert both.lock.read_text() == dead + "\n", "the reclaim was over before its settle"
+    for _ in range(10):
+        dead = both.dead_holder(kind)
+        reclaimer = both.begin(OTHER[kind], "join", "never")
+        until(both.marker(dead).exists)
+        reclaimer.kill()
+        reclaimer.communicate()
+        if both.lock.exists() and both.lock.read_text() == dead + "\n":
+            break
+        both.run(kind, "leave", "never")  # this process stood still for its whole settle: once more
+    assert both.lock.read_text() == dead + "\n", "no reclaim was killed in its settle"
     second = both.marker(dead).read_text().rstrip("\n")
     assert second.split(":")[4] == str(reclaimer.pid)
     both.ok(kind, "join", "new")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 FORK = multiprocessing.get_context("fork")
 PROCESSES, SENDS = 8, 250
-BOUND_S = 120.0
+BOUND_S = 300.0
 """How long a writer waits for its turn: the machine of the tests may be slow."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -39,6 +40,12 @@ LONG = "x" * 900_000
 
 SHORT_S = 0.3
 """The wait of the tests in which no answer comes."""
+
+PATIENT_S = 30.0
+"""The wait of the tests in which an answer comes, however slow the machine is."""
+
+HEARD_S = 1.5
+"""The wait of the tests in which something else must come before it is over."""
 
 UNKNOWN = "the outcome is unknown: the daemon may have done it all the same"
 
@@ -152,9 +159,12 @@ def fake(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_open() -> Iterator[None]:
+    gc.disable()  # what another test left to the collector is not to be closed in the middle of this one
     before = os.listdir("/proc/self/fd")
     yield
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    after = os.listdir("/proc/self/fd")
+    gc.enable()
+    assert len(after) == len(before)
 
 
 def got(fake: Start) -> bytes:
@@ -164,7 +174,7 @@ def got(fake: Start) -> bytes:
 
 
 def filed(client: Daemon, text: str = "/slash msg", **more: Any) -> Answer:
-    return client.file("projA-vm", "far", text, **more)
+    return client.file("projA-vm", "far", text, **({"timeout_s": PATIENT_S} | more))
 
 
 def shown(answer: Answer) -> tuple[str | None, str, bool, str]:
@@ -292,7 +302,7 @@ def test_a_refused_hello_is_the_answer_at_once(fake: Start) -> None:
     began = time.monotonic()
     refusal = res('{"error":"wrong user","code":"forbidden"}', "0")
     assert shown(filed(fake(answering(refusal)))) == ("hello refused: wrong user", "forbidden", False, "")
-    assert time.monotonic() - began < daemon.ANSWER_WAIT_S
+    assert time.monotonic() - began < PATIENT_S / 2
 
 
 MISMATCH = res('{"error":"protocol 2 here","code":"protocol_mismatch"}', "0")
@@ -325,11 +335,11 @@ def test_after_a_protocol_mismatch_nothing_was_done_unless_all_was_written(fake:
         fake.over.wait(10)
 
     expected = ("hello refused: protocol 2 here", "protocol_mismatch", False, "")
-    assert shown(filed(fake(script), LONG, timeout_s=SHORT_S)) == expected
+    assert shown(filed(fake(script), LONG, timeout_s=HEARD_S)) == expected
 
 
 def test_a_protocol_mismatch_is_the_answer_where_the_wait_ends(fake: Start) -> None:
-    answer = filed(fake(answering(MISMATCH)), timeout_s=SHORT_S)
+    answer = filed(fake(answering(MISMATCH)), timeout_s=HEARD_S)
     assert shown(answer) == ("hello refused: protocol 2 here", "protocol_mismatch", True, UNKNOWN)
 
 
@@ -342,7 +352,7 @@ def test_no_answer_in_time_is_failed_and_the_outcome_unknown(fake: Start) -> Non
     client = fake(silent)
     began = time.monotonic()
     answer = filed(client, timeout_s=SHORT_S)
-    assert SHORT_S <= time.monotonic() - began < SHORT_S + 2
+    assert SHORT_S <= time.monotonic() - began < SHORT_S + 4
     assert shown(answer) == (f"the daemon did not answer at {client.endpoint}", "", True, UNKNOWN)
     assert client.endpoint == f"unix:{client.path}"
 
@@ -357,7 +367,7 @@ def test_a_daemon_that_only_talks_ends_with_the_wait(fake: Start) -> None:
     client = fake(script)
     began = time.monotonic()
     answer = filed(client, timeout_s=SHORT_S)
-    assert time.monotonic() - began < SHORT_S + 2
+    assert time.monotonic() - began < SHORT_S + 4
     assert shown(answer) == (f"the daemon did not answer at {client.endpoint}", "", True, UNKNOWN)
 
 
@@ -381,7 +391,7 @@ def test_a_request_that_was_not_written_whole_was_not_done(fake: Start, how: str
             fake.over.wait(10)
 
     client = fake(script)
-    answer = filed(client, LONG, timeout_s=SHORT_S)
+    answer = filed(client, LONG, timeout_s=20 if how == "closes" else SHORT_S)
     why = ": it closed the connection" if how == "closes" else ""
     assert shown(answer) == (f"the daemon did not answer at {client.endpoint}{why}", "", False, "")
 
@@ -523,7 +533,7 @@ def test_a_daemon_that_accepts_no_connection_is_waited_for_and_nothing_was_sent(
         client = Daemon(path, "vm")
         began = time.monotonic()
         answer = filed(client, timeout_s=SHORT_S)
-        assert SHORT_S <= time.monotonic() - began < SHORT_S + 2
+        assert SHORT_S <= time.monotonic() - began < SHORT_S + 4
         assert shown(answer) == (f"the daemon did not answer at unix:{path}: it accepts no connection", "", False, "")
 
 

@@ -171,13 +171,21 @@ class TestTheExampleOfADelivery(DeliveryContract):
         return delivery
 
     @pytest.fixture
-    def mailbox(self, tmp_path: Path) -> Mailbox:
+    def mailbox(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mailbox:
         folder = tmp_path / "drop" / "reader"
+        filed: list[str] = []
+        rename = os.rename
+
+        def noted(source: str, target: str) -> None:
+            rename(source, target)
+            filed.append(target)
+
+        monkeypatch.setattr(os, "rename", noted)
 
         def read_back() -> list[dict[str, str]]:
-            """Every file that is not under way, oldest first."""
+            """Every file that is not under way, oldest first: two may have one time, for a disk's clock is coarse."""
             files = [path for path in folder.glob("*") if path.suffix != ".part"]
-            return [json.loads(path.read_text()) for path in sorted(files, key=lambda path: path.stat().st_mtime_ns)]
+            return [json.loads(path.read_text()) for path in sorted(files, key=lambda path: filed.index(str(path)))]
 
         @contextmanager
         def blocked() -> Iterator[None]:

@@ -350,7 +350,7 @@ def test_a_lock_of_which_no_box_can_prove_anything_names_the_way_out(seeded: Wor
 def test_a_clock_an_hour_behind_the_stamps_is_found_with_the_handle_and_the_seconds(seeded: World) -> None:
     found = faults_of(place_of(seeded, ahead_s=-3600))
     assert list(found) == ["clock-skew"]
-    assert re.search(r"@b-vm \(host vm\) is 3[56]\d\ds ahead of this box's clock", found["clock-skew"].text)
+    assert re.search(r"@b-vm \(host vm\) is 3[4-6]\d\ds ahead of this box's clock", found["clock-skew"].text)
 
 
 def test_a_writer_whose_clock_was_ahead_of_the_files_is_found_after_the_fact(seeded: World) -> None:
@@ -369,7 +369,7 @@ def test_a_torn_tail_that_a_writer_is_just_writing_is_no_fault(seeded: World) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         started = time.monotonic()
         checks = checks_of(place_of(seeded))
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 2.5
     assert checks["torn-tail"].status == OK
     assert checks["torn-tail"].text == "none; being written now: @b-vm"
 

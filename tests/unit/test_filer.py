@@ -21,7 +21,6 @@ from sotbus.node.links import Links
 from sotbus.peers import Peer
 
 MANAGER = FlockManager("local m")
-LIVE = message.stamp()
 OK = {"ok": True}
 
 
@@ -79,7 +78,7 @@ class Boxes:
 
 
 def entry(**more: object) -> dict[str, object]:
-    return {"host": "vm", "last_seen": LIVE, "root": "/x"} | more
+    return {"host": "vm", "last_seen": message.stamp(), "root": "/x"} | more
 
 
 class Bench:

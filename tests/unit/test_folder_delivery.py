@@ -68,8 +68,10 @@ def held_elsewhere(folder: Folder, handle: str) -> Iterator[Callable[[], None]]:
 def is_free(folder: Folder, handle: str) -> bool:
     """Whether nobody holds the inbox lock, and nobody waits for it."""
     flock.acquire(folder.inbox_lock(handle), exclusive=True, bound_s=0, polling=True).release()
-    waiting = {thread.name for thread in threading.enumerate() if thread.is_alive()}
-    return "sotbus-flock" not in waiting
+    waiting = [thread for thread in threading.enumerate() if thread.name == "sotbus-flock"]
+    for thread in waiting:
+        thread.join(10)  # one that has been given up is on its way out
+    return not any(thread.is_alive() for thread in waiting)
 
 
 def texts(folder: Folder, handle: str = "beta") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -22,6 +23,10 @@ __all__ = ["nodes"]
 ONE_PEER = '[peers."ann.box1"]\nrole = "linked"\npublic_key = "%s"\n'
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 """A CURVE key of the ZeroMQ Z85 specification's kind."""
+
+
+PATIENT = {"SOT_INBOX_LOCK_WAIT_SECS": "60"}
+"""For a node whose filings wait for a lock that a test holds, however slow the machine is."""
 
 
 @contextmanager
@@ -105,7 +110,7 @@ def test_a_node_that_is_told_to_end_says_so_and_takes_its_socket_along(nodes: No
 
 def test_stopping_is_told_before_what_is_under_way_is_done(nodes: NodeWorld) -> None:
     nodes.join("far")
-    node = nodes.serve()
+    node = nodes.serve(env=PATIENT)
     with nodes.wire() as wire, nodes.wire() as other:
         other.greet()
         wire.greet()
@@ -127,13 +132,13 @@ def test_stopping_is_told_before_what_is_under_way_is_done(nodes: NodeWorld) -> 
 
 def test_a_drain_is_bounded(nodes: NodeWorld) -> None:
     nodes.join("far")
-    node = nodes.serve(env={"SOT_INBOX_LOCK_WAIT_SECS": "60"})
+    node = nodes.serve(env=PATIENT)
     with nodes.wire() as wire, held(nodes.folder.inbox_lock("far")):
         wire.say(HELLO + FILE)
         until_under_way(nodes)
         began = time.monotonic()
         assert node.end() == 0
-        assert 4 < time.monotonic() - began < 12
+        assert 4 < time.monotonic() - began < 20
     assert nodes.lines("far") == []
 
 
@@ -248,7 +253,7 @@ def test_a_failing_plugin_takes_no_node_down(nodes: NodeWorld) -> None:
     env = broken_plugin(nodes, "return Broken()")
     nodes.join("a", "far")
     node = nodes.serve(env=env)
-    until(lambda: node.events("delivery ended"), 5)
+    until(lambda: node.events("delivery ended"))
     with nodes.wire() as wire:
         wire.greet()
         assert wire.ask("comm.file", {"from": "a", "to": "far", "text": "t"}) == {"ok": True}
@@ -276,7 +281,7 @@ def test_the_nodes_screen(nodes: NodeWorld) -> None:
     assert f"pid {node.pid}" in lines["node"]
     assert str(nodes.home) in lines["folder"]
     assert "@a, @far" in lines["rows"]
-    assert "1 filed; 1.0/min over the last minute" in lines["filings"]
+    assert re.search(r"1 filed; (1\.0|0\.[5-9])/min over the last minute", lines["filings"])  # it is less and less
     assert "ann.box1 (linked, dials in): down" in lines["link"]
     whole = nodes.command("node", "--json")
     status = json.loads(whole.stdout)
@@ -327,7 +332,7 @@ def test_a_daemon_that_never_answers_is_failed_after_five_seconds(nodes: NodeWor
     assert (sent.returncode, sent.stdout) == (1, "")
     assert sent.stderr.startswith(f"FAILED -> @far: the daemon did not answer at unix:{nodes.socket}")
     assert "outcome is unknown" in sent.stderr
-    assert 5 <= took_s < 9
+    assert 5 <= took_s < 15
     assert nodes.lines("far") == []
 
 
@@ -380,7 +385,7 @@ def test_a_message_id_outlives_the_nodes_death(nodes: NodeWorld) -> None:
 def test_a_node_killed_in_the_middle_of_a_filing_leaves_one_line_after_the_retry(nodes: NodeWorld) -> None:
     nodes.join("a", "far")
     payload = {"from": "a", "to": "far", "text": "once", "sotbus": {"id": "m3"}}
-    node = nodes.serve()
+    node = nodes.serve(env=PATIENT)
     with nodes.wire() as wire, held(nodes.folder.inbox_lock("far")):
         wire.greet().say(request(1, "comm.file", payload))
         until_under_way(nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from node_world import nodes as nodes
 from sotbus.comm import flock
 
 CLIENTS = 200
-AT_ONCE_S = 2.0
+AT_ONCE_S = 8.0
+"""What a filing that nothing holds up may take on a busy machine."""
+
 MORE_MEMORY = 24 << 20
 """What a node may have more after the fuzzing than before, in bytes."""
 
@@ -31,13 +34,13 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-def fuzz(nodes: NodeWorld, node: NodeProcess, for_s: float, seed: int) -> int:
-    """Send garbage on connections that come and go, while a good client is served; answers how many connections."""
+def fuzz(nodes: NodeWorld, node: NodeProcess, for_s: float, seed: int) -> None:
+    """Send garbage on a hundred connections and more that come and go, while a good client is served."""
     chance = random.Random(seed)
     end, count = time.monotonic() + for_s, 0
     with Wire(str(nodes.socket)) as good:
         good.greet()
-        while time.monotonic() < end:
+        while time.monotonic() < end or count < 100:
             for _ in range(20):
                 count += 1
                 with Wire(str(nodes.socket)) as bad:
@@ -48,7 +51,6 @@ def fuzz(nodes: NodeWorld, node: NodeProcess, for_s: float, seed: int) -> int:
             begun = time.monotonic()
             assert good.ask("comm.file", {"from": "a", "to": "b", "text": str(count)}) == {"ok": True}
             assert time.monotonic() - begun < AT_ONCE_S
-    return count
 
 
 @pytest.mark.parametrize("for_s", [3, pytest.param(60, marks=pytest.mark.slow)])
@@ -57,7 +59,7 @@ def test_garbage_on_the_wire_ends_its_own_connections_and_costs_nothing(
 ) -> None:
     fuzz(nodes, node, 1, 0)
     before, files = resident_bytes(node.pid), len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
-    assert fuzz(nodes, node, for_s, 1) > 100
+    fuzz(nodes, node, for_s, 1)
     until(lambda: len(list(Path(f"/proc/{node.pid}/fd").iterdir())) <= files)
     assert resident_bytes(node.pid) < before + MORE_MEMORY
     assert node.process.poll() is None
@@ -90,8 +92,10 @@ def together(work: Callable[[int], None]) -> None:
         thread.join(60)
 
 
-def test_a_mailbox_that_stands_still_holds_up_no_other_and_no_question(nodes: NodeWorld, node: NodeProcess) -> None:
+def test_a_mailbox_that_stands_still_holds_up_no_other_and_no_question(nodes: NodeWorld) -> None:
     """Another process holds one inbox's lock; what waits for it is answered at its bound, and nobody else waits."""
+    nodes.join("a", "b")
+    nodes.serve(env={"SOT_INBOX_LOCK_WAIT_SECS": "6"})  # longer than a busy machine needs for all the others
     with (
         flock.acquire(nodes.folder.inbox_lock("b"), exclusive=True, bound_s=0, polling=False),
         Wire(str(nodes.socket)) as stuck,
@@ -99,13 +103,10 @@ def test_a_mailbox_that_stands_still_holds_up_no_other_and_no_question(nodes: No
     ):
         stuck.greet().say(request(1, "comm.file", {"from": "a", "to": "b", "text": "waits"}))
         free.greet()
-        longest = 0.0
         for number in range(20):
-            begun = time.monotonic()
             assert free.ask("comm.file", {"from": "b", "to": "a", "text": str(number)}, number) == {"ok": True}
             assert free.ask("sotbus.status", {}, number)["ok"]
-            longest = max(longest, time.monotonic() - begun)
-        assert longest < AT_ONCE_S
+        assert not select.select([stuck.sock], [], [], 0)[0], "the others were answered while it still waited"
         heard = stuck.hear()
     assert heard is not None
     assert heard["payload"]["code"] == "file_failed"

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zmq.utils import z85
 
@@ -118,11 +118,13 @@ def test_a_key_is_five_characters_for_each_four_bytes() -> None:
         assert not peers.is_public_key(wrong), wrong
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=32, max_size=32))
 def test_whatever_libzmq_encodes_is_a_key(key: bytes) -> None:
     assert peers.is_public_key(z85.encode(key).decode("ascii"))
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=peers.Z85, min_size=5, max_size=5))
 def test_five_characters_are_a_key_part_exactly_when_they_fit_four_bytes(part: str) -> None:
     number = 0

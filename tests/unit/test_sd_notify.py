@@ -99,16 +99,16 @@ def test_a_manager_that_is_not_there_harms_nobody(base: Path) -> None:
 def test_a_manager_that_reads_nothing_is_waited_for_only_where_it_matters(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sd_notify, "SEND_WAIT_S", 0.5)
+    monkeypatch.setattr(sd_notify, "SEND_WAIT_S", 3)
     manager = Manager(f"{base}/notify")
     notifier = Notifier({"NOTIFY_SOCKET": manager.name})
     while notifier.watchdog():
         pass
     began = time.monotonic()
     assert not notifier.status("x")
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 2.5
     assert not notifier.ready()
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 3 <= time.monotonic() - began < 15
     manager.socket.close()
 
 

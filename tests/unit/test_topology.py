@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import MACHINE, World
 
@@ -159,6 +159,7 @@ HOSTS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(host=HOSTS)
 def test_the_config_takes_as_hub_what_a_box_may_be_called_and_nothing_else(host: str) -> None:
     _, read = config_schema.KEYS["topology"]["hub"]

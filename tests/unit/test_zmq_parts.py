@@ -12,6 +12,7 @@ import trio
 import trio.testing
 import zmq
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from sotbus_zmq import dialler, frames, monitor
 from sotbus_zmq.backoff import Backoff
@@ -45,6 +46,7 @@ def test_a_frame_has_its_bytes_where_the_page_says() -> None:
     ]  # fmt: skip
 
 
+@examples(deadline=None)
 @given(st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.binary(max_size=100))
 def test_a_frame_is_read_as_it_was_written(kind: Kind, number: int, body: bytes) -> None:
     if kind not in frames.BODIES:
@@ -52,6 +54,7 @@ def test_a_frame_is_read_as_it_was_written(kind: Kind, number: int, body: bytes)
     assert frames.decode(frames.encode(kind, number, body)) == Frame(kind, number, body)
 
 
+@examples(deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_frame_or_malformed(data: bytes) -> None:
     try:
