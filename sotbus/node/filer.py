@@ -53,16 +53,23 @@ class Filer:
     :param append: files a message in a mailbox of this folder; answers after the sync. Its arguments are the filing,
         the lock manager, and the seconds it may take.
     :param links: the nodes to hand on to.
+    :param on_failure: told of a filing that failed for no fault of the asker's; it must not raise.
     :param filed_before: whether a filing with a message ID is the repeat of one that is on this folder's disk.
     """
 
     def __init__(
-        self, view: FolderView, append: Callable[..., Any], links: Links, filed_before: Callable[[Filing], Any]
+        self,
+        view: FolderView,
+        append: Callable[..., Any],
+        links: Links,
+        filed_before: Callable[[Filing], Any],
+        on_failure: Callable[[Filing, SotbusError], object] = lambda _filing, _error: None,
     ) -> None:
         self.view = view
         self.links = links
         self._append = append
         self._filed_before = filed_before
+        self._on_failure = on_failure
         self.counts: dict[str, int] = {}
         self.rate = Rate()
 
@@ -82,6 +89,8 @@ class Filer:
             where = await self.file(filing, forwarded=forwarded, origin=origin, bound_s=bound_s)
         except SotbusError as error:
             self._count(error.code)
+            if error.code == FilingFailed.code:  # not for what the asker did wrong
+                self._on_failure(filing, error)
             return refusal_payload(error)
         self._count("filed" if where == "here" else "filed elsewhere")
         return dict(OK)
@@ -99,10 +108,11 @@ class Filer:
         message.check_text(filing.text, self.view.client.settings.max_text_bytes)
         _check_unicode(filing)
         seen = self.view.recent() or await self._look(None, deadline)
-        if seen.at < asked_at and not self._is_here(seen, filing):
-            if filing.message_id is not None and await self._filed_before(filing):
+        if not self._is_here(seen, filing):
+            if filing.message_id is not None and await self._was_filed(filing, deadline):
                 return "here"  # the first answer holds, whoever has gone since
-            seen = await self._look(asked_at, deadline)  # what would be refused or handed on is made sure of
+            if seen.at < asked_at:
+                seen = await self._look(asked_at, deadline)  # what would be refused or handed on is made sure of
         return await self._route(seen, filing, forwarded, origin, deadline)
 
     def _is_here(self, seen: Seen, filing: Filing) -> bool:
@@ -110,6 +120,11 @@ class Filer:
         entry = entry_of(seen.agents, filing.to)
         listed = entry is not None and text_of(entry, "host") != ""
         return seen.manager is not None and listed and is_live((entry or {}).get("last_seen"), self.view.client.clock())
+
+    async def _was_filed(self, filing: Filing, deadline: float) -> bool:
+        with trio.move_on_at(deadline):
+            return bool(await self._filed_before(filing))
+        raise FilingFailed(f"the node's store did not answer in time for @{filing.to}", outcome_unknown=True)
 
     async def _look(self, since: float | None, deadline: float) -> Seen:
         root = self.view.client.folder.root

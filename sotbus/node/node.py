@@ -7,12 +7,14 @@ under way is answered, within ``DRAIN_S``. SIGHUP reads the peers file again, wh
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 import sotbus
+from sotbus.comm.folder import Folder
 from sotbus.comm.writer_gate import WriterGate
 from sotbus.errors import ConfigError, FilingFailed, SotbusError
 from sotbus.link_delivery import LinkDelivery
@@ -118,7 +120,7 @@ class Node:
             gate = WriterGate(*self._folder_and_box(), topology=setup.make_client().topology)
             client = setup.make_client()
             self.writers = Writers(
-                client.folder,
+                self._real_folder,
                 gate,
                 self.store,
                 limiter,
@@ -129,7 +131,7 @@ class Node:
             await background.start(self.writers.run)
             self.rows = Rows(setup.box)
             view = FolderView(client, limiter)
-            self.filer = Filer(view, self._append, self.links, self._filed_before)
+            self.filer = Filer(view, self._append, self.links, self._filed_before, self._note_failure)
             self.inbound = NodeInbound(self.filer, self.links, self.log.info)
             self.heartbeat = Heartbeat(setup.make_client(), self.rows, limiter, self.log.warning)
             self.wire = Wire(self.filer, setup.box.declared_host, NodeOps(self).table())
@@ -170,13 +172,14 @@ class Node:
     def _begin(self) -> None:
         """In a thread: the record by the rules, and the intents that a node before this one left open."""
         client = self.setup.make_client()
+        self._real_folder = Folder(os.path.realpath(client.folder.root))
         try:
             self.record = setups.claim_record(client)
         except FilingFailed as error:
             self.record = f"refused: {error}"
             self.log.warning("record refused", error=str(error), path=client.folder.manager_record)
         gate = WriterGate(client.folder, client.box, topology=client.topology)
-        settled = settle_open(self.store, client.folder, gate.manager, client.settings.inbox_lock_wait_s)
+        settled = settle_open(self.store, self._real_folder, gate.manager, client.settings.inbox_lock_wait_s)
         if settled.filed or settled.not_filed or settled.left:
             self.log.info("settled", count=settled.filed + settled.not_filed)
         for handle, trouble in settled.left.items():
@@ -188,6 +191,9 @@ class Node:
 
     async def _filed_before(self, filing: Filing) -> bool:
         return await self.writers.first_answer(filing) is not None
+
+    def _note_failure(self, filing: Filing, error: SotbusError) -> None:
+        self.log.warning("filing failed", handle=filing.to, code=error.code, error=str(error))
 
     async def _accept(self, listener: UnixListener, clients: trio.Nursery, scope: trio.CancelScope) -> None:
         """Take connections until the scope is cancelled; they outlive it in the nursery ``clients``."""

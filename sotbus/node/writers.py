@@ -13,8 +13,10 @@ from sotbus.errors import FilingFailed
 from sotbus.folder_delivery import DELIVERED
 from sotbus.node.deadlines import Deadlines
 from sotbus.node.filing_queue import body_hash
+from sotbus.node.group_commit import STILL_OPEN
 from sotbus.node.mailbox_writer import MailboxWriter, WriterStatistics
-from sotbus.node.store import FILED
+from sotbus.node.store import NOT_FILED, OPEN
+from sotbus.node.store_file import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +37,8 @@ STORE_THREADS = 4
 
 class Writers:
     """Files into the mailboxes of one comm folder. ``await nursery.start(writers.run)`` first.
+
+    The store knows the folder by its path, so that is to be the real one, whichever way it was named.
 
     The parameters are :class:`~sotbus.node.mailbox_writer.MailboxWriter`'s.
     """
@@ -104,18 +108,23 @@ class Writers:
 
         For a caller that would refuse it by now, as its recipient has gone.
 
-        *Errors*: StoreError.
+        *Errors*: FilingFailed, outcome unknown, where nobody can say now whether it was filed.
         """
         message_id = filing.message_id
         if message_id is None:
             return None
-        known = await trio.to_thread.run_sync(
-            self._store.answer_of, message_id, abandon_on_cancel=True, limiter=self._store_limiter
-        )
-        if known is None or known.state != FILED:
+        try:
+            known = await trio.to_thread.run_sync(
+                self._store.answer_of, message_id, abandon_on_cancel=True, limiter=self._store_limiter
+            )
+        except StoreError as error:
+            raise FilingFailed(f"{error}; the outcome is unknown", outcome_unknown=True) from error
+        mine = (self.folder.root, filing.to, body_hash(filing))
+        if known is None or known.state == NOT_FILED or (known.folder, known.mailbox, known.body_hash) != mine:
             return None
-        same = (known.folder, known.mailbox, known.body_hash) == (self.folder.root, filing.to, body_hash(filing))
-        return Receipt(DELIVERED, self.folder.inbox(filing.to)) if same else None
+        if known.state == OPEN:
+            raise FilingFailed(STILL_OPEN, outcome_unknown=True)
+        return Receipt(DELIVERED, self.folder.inbox(filing.to))
 
     def statistics(self) -> tuple[WriterStatistics, dict[str, WriterStatistics]]:
         """All mailboxes together since the start, and each that has a writer now, by handle."""

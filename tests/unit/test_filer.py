@@ -12,7 +12,7 @@ from world import World
 from sotbus import message
 from sotbus.comm.lock_manager import FlockManager
 from sotbus.contracts import Filing, NotSentError, OutcomeUnknownError
-from sotbus.errors import Busy, FilingFailed, InboxLockHeld
+from sotbus.errors import Busy, FilingFailed, InboxLockHeld, SotbusError
 from sotbus.link_delivery import LinkDelivery
 from sotbus.link_ops import decode_request, encode_answer
 from sotbus.node.filer import Filer
@@ -91,8 +91,10 @@ class Bench:
         self.append_error: Exception | None = None
         peers = [Peer("u", node.removeprefix("u."), "", role) for node, role in (roles or {}).items()]
         self.known: set[str] = set()
+        self.store_hangs = False
         links = Links([LinkDelivery(self.boxes)], peers)
-        self.filer = Filer(view, self._append, links, self._filed_before)  # type: ignore[arg-type]
+        self.failures: list[tuple[str, str]] = []
+        self.filer = Filer(view, self._append, links, self._filed_before, self._note)  # type: ignore[arg-type]
 
     async def _append(self, filing: Filing, manager: object, bound_s: float) -> None:
         await trio.lowlevel.checkpoint()
@@ -101,8 +103,11 @@ class Bench:
             raise self.append_error
         self.appended.append((filing, manager))
 
+    def _note(self, filing: Filing, error: SotbusError) -> None:
+        self.failures.append((filing.to, error.code))
+
     async def _filed_before(self, filing: Filing) -> bool:
-        await trio.lowlevel.checkpoint()
+        await (trio.sleep_forever() if self.store_hangs else trio.lowlevel.checkpoint())
         return filing.message_id in self.known
 
     async def ask(
@@ -386,6 +391,39 @@ async def test_a_repeat_of_what_is_filed_is_answered_ok_although_its_recipient_h
     assert bench.appended == []
     assert bench.boxes.asked == []
     assert (await bench.ask("stale", message_id="m2"))["code"] == "no_live_session"
+
+
+async def test_a_repeat_after_a_quiet_time_is_answered_ok_too(
+    listed: View, autojump_clock: trio.testing.MockClock
+) -> None:
+    """When the folder is looked at anew for it."""
+    bench = Bench(listed, Boxes({"u.hub": OK}), {"u.hub": "hub"})
+    bench.known.add("m1")
+    for to in ("stale", "nobody"):
+        await trio.sleep(60)
+        assert await bench.ask(to, message_id="m1") == OK
+    assert bench.appended == []
+    assert bench.boxes.asked == []
+
+
+async def test_a_store_that_hangs_leaves_the_outcome_unknown_within_the_bound(
+    listed: View, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench(listed)
+    bench.store_hangs = True
+    began = trio.current_time()
+    answer = await bench.ask("stale", message_id="m1")
+    assert (answer["code"], answer["outcome_unknown"]) == ("file_failed", True)
+    assert trio.current_time() - began == 5.0
+
+
+async def test_a_filing_that_fails_is_told_of_and_one_that_is_refused_is_not(listed: View) -> None:
+    bench = Bench(listed)
+    bench.append_error = FilingFailed("the disk is full — nothing was appended")
+    await bench.ask()
+    await bench.ask("stale")
+    await bench.ask("no handle")
+    assert bench.failures == [("b", "file_failed")]
 
 
 async def test_outcomes_are_counted(listed: View) -> None:

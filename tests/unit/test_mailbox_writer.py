@@ -682,6 +682,28 @@ async def test_the_first_answer_is_told_without_filing_anything(world: World, st
         assert node.texts() == ["x"]
 
 
+async def test_the_first_answer_of_a_filing_that_may_stand_is_unknown(
+    world: World, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_of(world, store) as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "settle", lambda _: None)  # as a process that is killed after the sync
+            await node.file(filing("x", "id"))
+        assert node.states("id") == [OPEN]
+        with pytest.raises(FilingFailed, match="the outcome is unknown") as caught:
+            await node.writers.first_answer(filing("x", "id"))
+        assert caught.value.outcome_unknown
+        assert await node.writers.first_answer(filing("other", "id")) is None
+
+        def broken(_: object) -> None:
+            raise StoreError("node.db cannot be read")
+
+        monkeypatch.setattr(store, "known", broken)
+        with pytest.raises(FilingFailed, match=r"node\.db cannot be read; the outcome is unknown") as caught:
+            await node.writers.first_answer(filing("x", "id"))
+        assert caught.value.outcome_unknown
+
+
 async def test_an_intent_that_a_crash_left_open_is_settled_when_its_id_comes_again(
     world: World, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
