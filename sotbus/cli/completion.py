@@ -7,7 +7,7 @@ only what is one.
 from __future__ import annotations
 
 from sotbus.cli import options, terminal
-from sotbus.cli.main import COMM_COMMANDS, COMMANDS, open_client
+from sotbus.cli.main import COMM_COMMANDS, COMM_HELP, COMMANDS, open_client
 from sotbus.comm.handles import is_handle
 
 TYPE_CHECKING = False
@@ -37,18 +37,35 @@ OPTIONS = {
 }
 """Words that complete each command; a test holds them against the parsers."""
 
+LEADING = "--config --help --version"
+"""Options before the command."""
+
 BASH = """\
 # bash completion for sotbus:  eval "$(sotbus completion bash)"
+_sotbus_files() {{
+    local name
+    compopt -o filenames 2>/dev/null
+    while IFS= read -r name; do COMPREPLY+=("$name"); done < <(compgen -f -- "$1")
+}}
 _sotbus() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" at=1 sign="" name
+    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" at=1 comm="" sign="" name i
     COMPREPLY=()
-    if [[ "${{COMP_WORDS[1]}}" == comm ]]; then at=2; fi
-    if (( COMP_CWORD == 1 )); then
-        COMPREPLY=($(compgen -W "{commands} comm" -- "$word"))
-        return
-    fi
-    if (( COMP_CWORD == 2 && at == 2 )); then
-        COMPREPLY=($(compgen -W "{comm_commands}" -- "$word"))
+    if [[ "$word" == = ]]; then word=""; elif [[ "$before" == = ]]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
+    case "$before" in
+    --config|--log) _sotbus_files "$word"; return ;;
+    esac
+    while (( at < COMP_CWORD )); do
+        case "${{COMP_WORDS[at]}}" in
+        --config) if [[ "${{COMP_WORDS[at+1]}}" == = ]]; then (( at += 3 )); else (( at += 2 )); fi ;;
+        comm) if [[ -n "$comm" ]]; then break; fi; comm=1; (( at += 1 )) ;;
+        *) break ;;
+        esac
+    done
+    if (( at >= COMP_CWORD )); then
+        if [[ "$word" == -* ]]; then COMPREPLY=($(compgen -W "{leading}" -- "$word"))
+        elif [[ -n "$comm" ]]; then COMPREPLY=($(compgen -W "{comm_commands}" -- "$word"))
+        else COMPREPLY=($(compgen -W "{commands} comm" -- "$word"))
+        fi
         return
     fi
     case "${{COMP_WORDS[at]}}" in
@@ -60,6 +77,10 @@ _sotbus() {{
             done < <(sotbus completion handles 2>/dev/null)
             return
         fi ;;
+    config)
+        for (( i = at + 1; i < COMP_CWORD; i++ )); do
+            if [[ "${{COMP_WORDS[i]}}" == check && "$word" != -* ]]; then _sotbus_files "$word"; return; fi
+        done ;;
     esac
     case "${{COMP_WORDS[at]}}" in
 {cases}
@@ -71,15 +92,30 @@ ZSH = """\
 # zsh completion for sotbus:  eval "$(sotbus completion zsh)"
 _sotbus() {{
     local -a names
-    local at=2
-    [[ "${{words[2]}}" == comm ]] && at=3
-    if (( CURRENT == 2 )); then
-        names=({described})
-        _describe command names
-        return
-    fi
-    if (( CURRENT == 3 && at == 3 )); then
-        compadd -- {comm_commands}
+    local at=2 comm=""
+    case "${{words[CURRENT-1]}}" in
+    --config|--log) _files; return ;;
+    esac
+    case "${{words[CURRENT]}}" in
+    --config=*|--log=*) compset -P '*='; _files; return ;;
+    esac
+    while (( at < CURRENT )); do
+        case "${{words[at]}}" in
+        --config) (( at += 2 )) ;;
+        --config=*) (( at += 1 )) ;;
+        comm) if [[ -n "$comm" ]]; then break; fi; comm=1; (( at += 1 )) ;;
+        *) break ;;
+        esac
+    done
+    if (( at >= CURRENT )); then
+        if [[ "${{words[CURRENT]}}" == -* ]]; then
+            compadd -- {leading}
+        elif [[ -n "$comm" ]]; then
+            compadd -- {comm_commands}
+        else
+            names=({described})
+            _describe command names
+        fi
         return
     fi
     case "${{words[at]}}" in
@@ -89,12 +125,66 @@ _sotbus() {{
             compadd -P @ -- "${{names[@]}}"
             return
         fi ;;
+    config)
+        if [[ "${{words[CURRENT]}}" != -* ]] && (( ${{words[(i)check]}} < CURRENT )); then
+            _files
+            return
+        fi ;;
     esac
     case "${{words[at]}}" in
 {cases}
     esac
 }}
 compdef _sotbus sotbus"""
+
+FISH = """\
+# fish completion for sotbus:  sotbus completion fish | source
+function __sotbus_command --description 'The command on the line so far; comm before its own one; else nothing'
+    set -l skip 1
+    set -l found
+    for word in (commandline -opc)
+        if test $skip = 1
+            set skip 0
+            continue
+        end
+        switch "$word"
+            case --config
+                set skip 1
+            case '--config=*'
+            case comm
+                if set -q found[1]
+                    return
+                end
+                set found comm
+            case '*'
+                printf '%s\\n' "$word"
+                return
+        end
+    end
+    printf '%s\\n' "$found"
+end
+function __sotbus_on --description 'Whether the command is one of these'
+    contains -- (__sotbus_command) $argv
+end
+function __sotbus_given --description 'Whether one of these words is on the line so far'
+    for word in $argv
+        if contains -- $word (commandline -opc)
+            return 0
+        end
+    end
+    return 1
+end
+complete -c sotbus -f
+complete -c sotbus -l config -r -F
+complete -c sotbus -n '__sotbus_on ""' -l help
+complete -c sotbus -n '__sotbus_on ""' -l version
+complete -c sotbus -n '__sotbus_on serve' -l log -r -F
+complete -c sotbus -n '__sotbus_on config; and __sotbus_given check' -F
+complete -c sotbus -n '__sotbus_on send unread log watch prune' \\
+    -a '(sotbus completion handles 2>/dev/null | sed s/^/@/)'"""
+
+TAKES_A_FILE = ("--config", "--log")
+"""Options that the fish script names with what they take."""
 
 
 def run_completion(words: list[str], box: Box | None) -> int:
@@ -120,28 +210,51 @@ def run_completion(words: list[str], box: Box | None) -> int:
 
 def _bash() -> str:
     cases = "\n".join(f'    {name}) COMPREPLY=($(compgen -W "{text}" -- "$word")) ;;' for name, text in OPTIONS.items())
-    return BASH.format(commands=" ".join(COMMANDS), comm_commands=" ".join(COMM_COMMANDS), cases=cases)
+    return BASH.format(leading=LEADING, commands=" ".join(COMMANDS), comm_commands=" ".join(COMM_COMMANDS), cases=cases)
 
 
 def _zsh() -> str:
-    described = " ".join(f"'{name}:{line}'" for name, (_, line) in COMMANDS.items())
+    described = " ".join(_zsh_quoted(f"{name}:{_escaped(line, ':')}") for name, line in _described())
     cases = "\n".join(f"    {name}) compadd -- {text} ;;" for name, text in OPTIONS.items())
-    described += " 'comm:the sot-comm commands under their own name'"
-    return ZSH.format(described=described, comm_commands=" ".join(COMM_COMMANDS), cases=cases)
+    return ZSH.format(leading=LEADING, described=described, comm_commands=" ".join(COMM_COMMANDS), cases=cases)
 
 
 def _fish() -> str:
-    lines = ["# fish completion for sotbus:  sotbus completion fish | source", "complete -c sotbus -f"]
-    for name, (_, line) in COMMANDS.items():
-        lines.append(f"complete -c sotbus -n __fish_use_subcommand -a {name} -d '{line}'")
-    lines.append(f"complete -c sotbus -n __fish_use_subcommand -a comm -d '{', '.join(COMM_COMMANDS)}'")
+    lines = [FISH]
+    offered = [('""', name, line) for name, line in _described()]
+    offered += [("comm", name, COMMANDS[name][1]) for name in COMM_COMMANDS]
+    lines += [
+        f"complete -c sotbus -n '__sotbus_on {on}' -a {name} -d {_fish_quoted(line)}" for on, name, line in offered
+    ]
     for name, text in OPTIONS.items():
-        seen = f"'__fish_seen_subcommand_from {name}'"
-        for word in text.split():
-            flag = f"-l {word[2:]}" if word.startswith("--") else f"-s {word[1:]}" if word[0] == "-" else f"-a {word}"
-            lines.append(f"complete -c sotbus -n {seen} {flag}")
-    lines.append(
-        "complete -c sotbus -n '__fish_seen_subcommand_from send unread log watch prune' "
-        "-a '(sotbus completion handles | sed s/^/@/)'"
-    )
+        on = f"complete -c sotbus -n '__sotbus_on {name}"
+        words = text.split()
+        for word in words:
+            if word not in TAKES_A_FILE and word.startswith("-"):
+                lines.append(f"{on}' -l {word[2:]}" if word.startswith("--") else f"{on}' -s {word[1:]}")
+        if plain := " ".join(word for word in words if not word.startswith("-")):
+            lines.append(f"{on}; and not __sotbus_given {plain}' -a '{plain}'")
     return "\n".join(lines)
+
+
+def _described() -> list[tuple[str, str]]:
+    """What may stand first on the line, each with its line of help."""
+    return [*((name, line) for name, (_, line) in COMMANDS.items()), ("comm", COMM_HELP)]
+
+
+def _escaped(text: str, special: str) -> str:
+    """The text with a backslash before each backslash and each character of ``special``."""
+    return "".join("\\" + character if character in "\\" + special else character for character in text)
+
+
+def _zsh_quoted(text: str) -> str:
+    """One word of zsh: nothing is special between single quotes but the quote (zshmisc(1), QUOTING).
+
+    A description of ``_describe`` loses one level of backslashes (zshcompsys(1)), so it is escaped before.
+    """
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _fish_quoted(text: str) -> str:
+    """One word of fish: between single quotes the backslash escapes itself and the quote (fish-language(1), Quotes)."""
+    return "'" + _escaped(text, "'") + "'"

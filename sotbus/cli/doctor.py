@@ -76,10 +76,13 @@ def run_doctor(words: list[str], box: Box | None) -> int:
 
 
 def _seconds(text: str) -> float:
-    """A number of seconds above 0."""
-    value = float(text)
+    """A number of seconds above 0. *Errors*: ArgumentTypeError, whose words the parser prints."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, such as 60 or 0.5")
     return value
 
 

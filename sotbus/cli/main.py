@@ -6,7 +6,7 @@ import os
 import sys
 
 from sotbus.cli.watchdog import watchdog
-from sotbus.errors import EX_FAILED, EX_USAGE, SotbusError, UsageError
+from sotbus.errors import EX_FAILED, EX_TRY_AGAIN, EX_USAGE, SotbusError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,37 +41,42 @@ COMMANDS = {
 COMM_COMMANDS = ("join", "leave", "send", "poll", "unread", "list", "whoami", "init", "status", "log", "watch", "prune")
 """Commands that ``sotbus comm`` has too, the same ones."""
 
+COMM_HELP = "the sot-comm commands under their own name"
+
 UNBOUNDED = ("watch", "serve")
 """Commands that go on for ever."""
 
 LOCK_WAITS = {"send": "inbox_lock_wait_s", "poll": "inbox_read_wait_s", "unread": "inbox_read_wait_s"}
 """The longest wait for a lock that belongs to a command; of every other one it is the registry's."""
 
+READERS = ("poll", "unread", "log")
+"""Commands whose exit 75 says in the page's words, which name another program, that the inbox is being written."""
+
 TEXT_COMMANDS = ("send",)
 """Commands whose words are text from the first one that is no option: ``--config`` counts only before it."""
 
 
-def usage() -> str:
-    """The text of ``sotbus --help``."""
+def usage(program: str = "sotbus", commands: Sequence[str] = tuple(COMMANDS)) -> str:
+    """The text of ``sotbus --help``, and of ``sotbus comm --help``."""
     lines = [
-        "usage: sotbus [--config FILE] COMMAND [ARGUMENT ...]",
+        f"usage: {program} [--config FILE] COMMAND [ARGUMENT ...]",
         "",
         "A durable message bus for the sessions on this machine: 'filed' means that the message is on disk.",
         "",
         "commands:",
-        *(f"  {name:<11} {line}" for name, (_, line) in COMMANDS.items()),
-        "  comm        the sot-comm commands under their own name: sotbus comm send ...",
+        *(f"  {name:<11} {COMMANDS[name][1]}" for name in commands),
+        *((f"  comm        {COMM_HELP}: sotbus comm send ...",) if program == "sotbus" else ()),
         "",
         "options:",
         "  --config FILE   read this config file; it may stand before or after the command",
         "",
         "examples:",
-        "  sotbus join                     take a handle named after this project and host",
-        "  sotbus list                     see who is there",
-        "  sotbus send @api-vm 'done'      write to a session",
-        "  sotbus poll                     read your mail",
+        f"  {program + ' join':<30}  take a handle named after this project and host",
+        f"  {program + ' list':<30}  see who is there",
+        f"""  {program + " send @api-vm 'done'":<30}  write to a session""",
+        f"  {program + ' poll':<30}  read your mail",
         "",
-        "'sotbus COMMAND --help' says more. 'sotbus --version' prints the version.",
+        f"'{program} help COMMAND' or '{program} COMMAND --help' says more. 'sotbus --version' prints the version.",
         "exit status: 0 done, 1 refused or FAILED, 2 usage, 3 a join was refused a slot, 75 try again",
     ]
     return "\n".join(lines)
@@ -85,24 +90,27 @@ def main(argv: Sequence[str] | None = None, box: Box | None = None) -> int:
     """
     os.umask(0o077)
     words = list(sys.argv[1:] if argv is None else argv)
-    commands: Sequence[str] = tuple(COMMANDS)
+    program, commands = "sotbus", tuple(COMMANDS)
     name = ""
     try:
         words, file = _take_config(words, leading=True)
+        words = _take_help(words)
         if words[:1] == ["comm"]:
             words, nearer = _take_config(words[1:], leading=True)
-            commands, file = COMM_COMMANDS, nearer or file
+            words = _take_help(words)
+            program, commands, file = "sotbus comm", COMM_COMMANDS, nearer or file
         name = words[0] if words else "--help"
         if name in ("--help", "-h", "help"):
-            return _say(usage(), 0 if words else EX_USAGE)
+            return _say(usage(program, commands), 0 if words else EX_USAGE)
         if name in ("--version", "-V"):
             import sotbus
 
             return _say(f"sotbus {sotbus.__version__}", 0)
         if name not in commands:
-            return _unknown(name, commands)
+            return _unknown(name, program, commands)
         words, nearer = _take_config(words[1:], leading=name in TEXT_COMMANDS)
-        return _run(name, words, box, nearer or file)
+        status = _run(name, words, box, nearer or file)
+        return _again(name) if status == EX_TRY_AGAIN and name in READERS else status
     except (SotbusError, OSError) as error:
         return _failed(name, error)
     except KeyboardInterrupt:
@@ -129,6 +137,14 @@ def _take_config(words: list[str], *, leading: bool) -> tuple[list[str], str | N
             if leading or word == "--":
                 break
     return kept + list(rest), file
+
+
+def _take_help(words: list[str]) -> list[str]:
+    """``help COMMAND`` as ``COMMAND --help``, ``help comm COMMAND`` too. Further words are dropped: none may be run."""
+    if words[:1] != ["help"]:
+        return words
+    asked, _ = _take_config(words[1:], leading=True)
+    return [*asked[: 2 if asked[:1] == ["comm"] else 1], "--help"]
 
 
 def _run(name: str, words: list[str], box: Box | None, file: str | None) -> int:
@@ -191,14 +207,25 @@ def _failed(name: str, error: SotbusError | OSError) -> int:
     return EX_FAILED
 
 
-def _unknown(name: str, commands: Sequence[str]) -> int:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, commands, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else "'sotbus --help' lists the commands"
+def _again(name: str) -> int:
+    """What to do about an inbox that is being written, on standard error; answers the exit status."""
     from sotbus.cli import terminal
 
-    terminal.err(f"sotbus: there is no command {name!r}; {hint}")
+    terminal.err(f"hint: run 'sotbus {name}' again")
+    return EX_TRY_AGAIN
+
+
+def _unknown(name: str, program: str, commands: Sequence[str]) -> int:
+    from difflib import get_close_matches
+
+    from sotbus.cli import terminal
+
+    close = get_close_matches(name, commands, n=1)
+    if name in COMMANDS:
+        hint = f"it is 'sotbus {name}'"
+    else:
+        hint = f"did you mean '{close[0]}'?" if close else f"'{program} --help' lists the commands"
+    terminal.err(f"{program}: there is no command {name!r}; {hint}")
     return EX_USAGE
 
 

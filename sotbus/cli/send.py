@@ -8,8 +8,9 @@ from sotbus import message
 from sotbus.cli import terminal
 from sotbus.cli.main import open_client
 from sotbus.cli.watchdog import watchdog
+from sotbus.comm.handles import is_handle
 from sotbus.comm.sending import Outbox, touch
-from sotbus.errors import EX_FAILED, BadRequest, RegistryUnreadable, SotbusError
+from sotbus.errors import EX_FAILED, BadRequest, NeedsNode, RegistryUnreadable, SotbusError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ File a message in another session's mailbox. The words of TEXT are joined by one
 standard input, byte for byte. Prints one line per recipient: 'filed -> @handle' once the line is safe on disk, or
 'FAILED -> @handle: reason' (on standard error). Nothing is queued and nothing is tried twice.
 
-  --id ID       file it once, however often it is sent under this ID; needs this box's node
+  --id ID       file it once, however often it is sent under this ID; needs this box's node; not with --broadcast
   --broadcast   a copy to every other handle; a broadcast copy is shown but never counted as unread
   -h, --help    this text
 
@@ -33,7 +34,7 @@ examples:
   git diff | sotbus send @review-vm -
   sotbus send --broadcast 'rebooting in five minutes'
 
-exit status: 0 filed (every one), 1 FAILED or refused"""
+exit status: 0 filed (every one), 1 FAILED or refused, 2 --id with --broadcast"""
 
 UNKNOWN = "the outcome is unknown"
 """What a send says of a line whose file system does not answer."""
@@ -69,6 +70,14 @@ def run_send(words: list[str], box: Box | None) -> int:
         else:
             break
         rest.pop(0)
+    if broadcast and message_id is not None:
+        return terminal.tell(
+            UsageError(
+                "sotbus send: --id and --broadcast do not go together: an ID is one message's to one handle, and a "
+                "broadcast is a copy for each; nothing was sent",
+                hint="leave out --id, or send to each handle: sotbus send --id ID @handle TEXT",
+            )
+        )
     if not rest:
         terminal.err(USAGE)
         return EX_FAILED
@@ -108,6 +117,8 @@ def _refused(to: str, error: SotbusError | OSError) -> int:
     """The FAILED line of a send that nothing was filed of; answers the exit status."""
     if not isinstance(error, SotbusError):
         error = SotbusError(f"{error.strerror or error}; nothing was sent")
+    elif isinstance(error, NeedsNode) and not error.hint:
+        error.hint = "start the node with 'sotbus serve' and send again, or leave out --id"
     terminal.tell(error, f"FAILED -> {terminal.shown(to)}: ")
     return EX_FAILED
 
@@ -121,6 +132,7 @@ def _directed(outbox: Outbox, to: str, text: str, message_id: str | None) -> int
 
 def _broadcast(outbox: Outbox, text: str) -> int:
     filed = asked = 0
+    hints = {""}
     for to in outbox.others():
         asked += 1
         watchdog.expect(UNKNOWN, f"FAILED -> @{terminal.shown(to)}: ")
@@ -128,6 +140,9 @@ def _broadcast(outbox: Outbox, text: str) -> int:
             here = outbox.send(to, text, broadcast=True)
         except SotbusError as error:
             terminal.err(f"FAILED -> @{terminal.shown(to)}: {terminal.shown(str(error))}")
+            if error.hint not in hints:
+                hints.add(error.hint)
+                terminal.err(f"hint: {terminal.shown(error.hint)}")
         else:
             filed += 1
             _answer(f"  filed -> @{to}" if here else f"filed -> @{to}")
@@ -146,15 +161,13 @@ def _answer(line: str) -> None:
 
 
 def _no_target(word: str) -> int:
-    """Text without a target. A first word that could be an address is told apart: addresses are the node's."""
+    """Text without a target. A first word that could be one is told apart: a handle without its ``@``."""
     terminal.err("no target; use @name or --broadcast")
     if word.startswith(("-", "@")) or not word:
         terminal.err("hint: sotbus send --help")
     else:
-        terminal.err(
-            f"hint: for the session @{terminal.shown(word)} write @{terminal.shown(word)}; "
-            "addresses (names, IDs, name@node) need this box's node"
-        )
+        first = f"for the session @{word} write @{word}; " if is_handle(word) else ""
+        terminal.err(f"hint: {first}send takes @ and a handle, as 'sotbus list' shows them, and no other address")
     return EX_FAILED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 from world import ENTRY, World
 
+from sotbus.cli import send
 from sotbus.cli.completion import OPTIONS
-from sotbus.cli.main import COMMANDS
+from sotbus.cli.main import COMM_COMMANDS, COMMANDS
+from sotbus.comm.sending import Outbox
+from sotbus.errors import FilingFailed
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 TEXTS = [
@@ -202,7 +206,80 @@ def test_a_broadcast_that_fails_for_one_says_so_and_is_exit_1(two: World) -> Non
     done = two.sotbus("a", "send", "--broadcast", "x")
     assert done.returncode == 1
     assert done.stdout == "  filed -> @b-vm\nBroadcast to 1 of 3 agent(s).\n"
-    assert done.stderr == "FAILED -> @old: no live session holds @old\nFAILED -> @none: no such handle: none\n"
+    assert done.stderr == (
+        "FAILED -> @old: no live session holds @old\n"
+        "hint: @old was last seen at 2026-01-01T00:00:00Z; a session is live for ten minutes after its last command, "
+        "and while a node watches it\n"
+        "FAILED -> @none: no such handle: none\n"
+    )
+
+
+def test_a_broadcast_says_one_hint_for_all_that_fail_for_one_reason(
+    two: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two.sotbus("c", "join")
+
+    def refuse(outbox: Outbox, to: str, text: str, **how: object) -> bool:
+        raise FilingFailed("no room", hint="free \x1b some")
+
+    monkeypatch.setattr(Outbox, "send", refuse)
+    assert send._broadcast(Outbox(two.client("a")), "x") == 1
+    shown = capfd.readouterr()
+    assert shown.err == "FAILED -> @b-vm: no room\nhint: free \\x1b some\nFAILED -> @c-vm: no room\n"
+    assert shown.out == "Broadcast to 0 of 2 agent(s).\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--id", "m1", "--broadcast", "x"], ["--broadcast", "--id", "m1", "x"], ["--id", "m1", "--broadcast"]],
+)
+def test_a_message_id_and_a_broadcast_are_refused_together(two: World, words: list[str]) -> None:
+    before = files(two)
+    done = two.sotbus("a", "send", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "sotbus send: --id and --broadcast do not go together: an ID is one message's to one handle, and a broadcast "
+        "is a copy for each; nothing was sent\n"
+        "hint: leave out --id, or send to each handle: sotbus send --id ID @handle TEXT\n"
+    )
+    assert files(two) == before
+
+
+def test_an_id_after_the_text_of_a_broadcast_began_is_text(two: World) -> None:
+    assert two.sotbus("a", "send", "--broadcast", "see", "--id", "m1").returncode == 0
+    assert json.loads(two.inbox("b-vm").read_bytes())["msg"] == "see --id m1"
+
+
+def test_a_message_id_without_a_node_says_how_to_get_one(two: World) -> None:
+    done = two.sotbus("a", "send", "--id", "m1", "@b-vm", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "FAILED -> @b-vm: a message ID needs this box's node\n"
+        "hint: start the node with 'sotbus serve' and send again, or leave out --id\n"
+    )
+
+
+def test_a_send_without_a_target_says_what_a_target_is(two: World) -> None:
+    said = "send takes @ and a handle, as 'sotbus list' shows them, and no other address"
+    for words, hint in {
+        ("hi",): f"for the session @hi write @hi; {said}",
+        ("a@node", "x"): said,
+        ("two words",): said,
+        ("-x",): "sotbus send --help",
+    }.items():
+        assert two.sotbus("a", "send", *words).stderr == f"no target; use @name or --broadcast\nhint: {hint}\n"
+
+
+@pytest.mark.parametrize("command", ["poll", "unread", "log"])
+def test_a_reader_of_an_inbox_that_is_being_written_is_told_to_run_it_again(two: World, command: str) -> None:
+    busy = "the inbox for @b-vm is being written — nothing was read; run comm-poll.sh again\n"
+    hint = f"hint: run 'sotbus {command}' again\n"
+    with open(two.folder.inbox_lock("b-vm"), "w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = two.sotbus("b", command, env={"SOT_INBOX_READ_WAIT_SECS": "0"})
+    wanted = (75, busy, hint) if command == "poll" else (75, "", busy + hint)
+    assert (done.returncode, done.stdout, done.stderr) == wanted
+    assert hint not in two.sotbus("b", command).stderr
 
 
 @pytest.mark.spec("S53")
@@ -379,6 +456,60 @@ def test_an_unknown_command_is_exit_2_and_names_the_nearest(world: World) -> Non
     done = world.run("sned", cwd=world.base)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sotbus: there is no command 'sned'; did you mean 'send'?\n"
+
+
+def listed(help_text: str) -> list[str]:
+    """The commands that a help text lists."""
+    block = help_text.partition("commands:\n")[2].partition("\n\n")[0]
+    return [line.split()[0] for line in block.splitlines()]
+
+
+def test_the_help_of_comm_lists_what_comm_takes_and_the_help_of_all_lists_all(world: World) -> None:
+    for words in (["comm", "--help"], ["comm", "help"], ["help", "comm"]):
+        done = world.run(*words, cwd=world.base)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert listed(done.stdout) == list(COMM_COMMANDS)
+        assert done.stdout.startswith("usage: sotbus comm ")
+    for words in (["--help"], ["help"], ["help", "help"]):
+        done = world.run(*words, cwd=world.base)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert listed(done.stdout) == [*COMMANDS, "comm"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["help", "send"],
+        ["help", "send", "@b-vm", "x"],
+        ["help", "comm", "send"],
+        ["comm", "help", "send"],
+        ["--config", "F", "help", "send"],
+        ["help", "--config", "F", "send"],
+    ],
+)
+def test_help_of_a_command_is_its_own_help_and_runs_nothing(two: World, words: list[str]) -> None:
+    done = two.sotbus("a", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == two.sotbus("a", "send", "--help").stdout
+    assert two.inbox("b-vm").read_bytes() == b""
+
+
+def test_help_of_no_command_and_a_command_that_comm_has_not_are_exit_2(world: World) -> None:
+    for words, said in {
+        ("help", "sned"): "sotbus: there is no command 'sned'; did you mean 'send'?\n",
+        ("comm", "doctor"): "sotbus comm: there is no command 'doctor'; it is 'sotbus doctor'\n",
+        ("comm", "help", "zzz"): "sotbus comm: there is no command 'zzz'; 'sotbus comm --help' lists the commands\n",
+    }.items():
+        done = world.run(*words, cwd=world.base)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize("given", ["x", "0", "-1", "nan", "inf", ""])
+def test_a_wait_of_the_doctor_that_is_no_number_of_seconds_is_said_in_plain_words(world: World, given: str) -> None:
+    done = world.run("doctor", "--peer", f"--wait={given}", cwd=world.base)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"sotbus doctor: argument --wait: {given!r} is no number of seconds above 0, such as 60 or 0.5"
+    assert done.stderr.splitlines()[-1] == said
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
