@@ -30,6 +30,11 @@ from sotbus.errors import PluginError, SotbusError
 Report = Callable[[PluginError], None]
 
 
+def hint_of(error: BaseException) -> str:
+    """The remedy that an error of ours has; ``""`` for any other error."""
+    return error.hint if isinstance(error, SotbusError) else ""
+
+
 class _Guard:
     """The plugin's description, as errors name it."""
 
@@ -51,7 +56,7 @@ class _Guard:
             raise self._error(method, error) from error
 
     def _error(self, method: str, error: Exception) -> PluginError:
-        return PluginError(f"{self.plugin}: {method} raised {type(error).__name__}: {error}")
+        return PluginError(f"{self.plugin}: {method} raised {type(error).__name__}: {error}", hint=hint_of(error))
 
     def _no(self, method: str, error: Exception) -> bool:
         """Report a question that raised; its answer is no."""

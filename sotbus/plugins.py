@@ -19,7 +19,7 @@ from sotbus.comm.identity import NONE, identity_of
 from sotbus.comm.mounts import Mount
 from sotbus.contracts import BoxFacts, Delivery, Harness, LockManager, Waker
 from sotbus.errors import ConfigError, PluginError
-from sotbus.guards import GuardedDelivery, GuardedHarness, GuardedLockManager, GuardedTransport, GuardedWaker
+from sotbus.guards import GuardedDelivery, GuardedHarness, GuardedLockManager, GuardedTransport, GuardedWaker, hint_of
 from sotbus.typed_table import typed_table
 
 TYPE_CHECKING = False
@@ -209,7 +209,7 @@ class Plugins:
             try:
                 answer = self._caller(hook, one.name)(**arguments(one.name))
             except Exception as error:
-                self._report(PluginError(f"{one.described}: {hook} raised {_cause(error)}"))
+                self._report(PluginError(f"{one.described}: {hook} raised {_cause(error)}", hint=hint_of(error)))
                 continue
             if isinstance(answer, list):  # a hook without firstresult answers a list of what is not None
                 answer = answer[0] if answer else None

@@ -191,8 +191,8 @@ def _file_rows(config: Config, here: Box, environ: Mapping[str, str]) -> Iterato
     mount_wait_s = bounds.MOUNT_WAIT_S if config.mount_wait_s is None else config.mount_wait_s
     yield _of_file(config, "comm.mount_wait_s", ("comm", "mount_wait_s"), mount_wait_s)
     yield _of_file(config, "message.max_bytes", ("message", "max_bytes"), config.max_text_bytes)
-    yield _of_file(config, "node.state", ("node", "state"), config.node_state)
-    yield _of_file(config, "node.socket", ("node", "socket"), config.node_socket)
+    yield _node_state(config, here, environ)
+    yield _node_socket(config, here, environ)
     for plugin, table in config.plugin_tables.items():
         yield from _plugin_rows(config, (schema.PLUGIN, plugin), table)
 
@@ -238,6 +238,32 @@ def _comm_home(config: Config, environ: Mapping[str, str]) -> Row:
     if environ.get("SOT_COMM_HOME"):
         return _over(row, root, "SOT_COMM_HOME")
     row.note = note
+    return row
+
+
+def _node_state(config: Config, here: Box, environ: Mapping[str, str]) -> Row:
+    """The folder that a node would use, also where that is the default."""
+    from sotbus.node.store_file import state_folder
+
+    row = _of_file(config, "node.state", ("node", "state"), None)
+    try:
+        row.value = state_folder(environ, config.node_state, here.mountinfo())
+    except ConfigError as error:
+        row.note = str(error)
+    return row
+
+
+def _node_socket(config: Config, here: Box, environ: Mapping[str, str]) -> Row:
+    """The socket that a node would serve, and commands would look for it at."""
+    from sotbus.comm.daemon import SOCKET, Daemon, NoDaemonError
+
+    row = _of_file(config, "node.socket", ("node", "socket"), None)
+    if environ.get(SOCKET):
+        row = _over(row, None, SOCKET)
+    try:
+        row.value = Daemon.own(environ, here.declared_host, configured=config.node_socket).path
+    except NoDaemonError as error:
+        row.note = f"{error}; {row.note}" if row.note else str(error)
     return row
 
 

@@ -11,7 +11,11 @@ from sotbus import config as configuration
 from sotbus import peers, peers_edit
 from sotbus.cli import options, terminal
 from sotbus.comm.box import Box as ThisBox
-from sotbus.errors import EX_USAGE, BadRequest
+from sotbus.comm.folder import Folder
+from sotbus.comm.identity import identity_of
+from sotbus.comm.mounts import mount_of
+from sotbus.comm.topology import Topology
+from sotbus.errors import EX_USAGE, BadRequest, FolderError
 from sotbus.peers import Peer
 from sotbus.typed_table import typed_table
 
@@ -45,6 +49,7 @@ class Here:
         table = config.plugin_tables.get(PLUGIN, {})
         self.settings: Settings = typed_table(path or "the config", PLUGIN, table, config.lines, Settings)
         self.config: Config = config
+        self.box = box
         self.user = _user()
         self.host = box.declared_host
         folder = configuration.config_folder(os.environ)
@@ -60,9 +65,31 @@ class Here:
         words = ["sotbus", "keys", "trust", self.name, public_key]
         if self.name.count(".") > 1:
             words += ["--user", self.user]
+        role = self.role()
+        if role is not None:
+            words += ["--role", role]
         if self.settings.listen:
             words += ["--address", self._address(self.settings.listen)]
         return words
+
+    def role(self) -> str | None:
+        """What this box is to the others of its topology; None where none is configured, or its folder has no place.
+
+        It depends on the folder's mount, which is told of a folder that is still to be made too.
+        """
+        config, box = self.config, self.box
+        topology = Topology.of(os.environ, config.hub, config.own_folder)
+        if not topology.configured:
+            return None
+        if topology.names(self.host):
+            return peers.HUB
+        try:
+            inboxes = os.path.realpath(Folder.of(os.environ, config.comm_home).inboxes)
+        except FolderError:
+            return None
+        mounts = box.mountinfo()
+        identity = identity_of(mount_of(inboxes, mounts), box.machine_id or config.machine_id) if mounts else None
+        return peers.LINKED if topology.is_linked(identity, self.host) else peers.GUEST
 
     def _address(self, listen: str) -> str:
         """Where others dial this box: the address that it listens on, or its host name where it listens on all."""
@@ -273,8 +300,28 @@ def _fingerprint(peer: Peer) -> str:
 
 
 def _done(here: Here) -> int:
+    """Say where that stands, and how a node that runs takes it on."""
     terminal.out(f"peers file  {terminal.shown(here.peers_file)}")
+    pid = _node_pid(here)
+    if pid is not None:
+        terminal.out(f"next        kill -HUP {pid}    (this box's node then goes by it; see it with: sotbus node)")
     return 0
+
+
+def _node_pid(here: Here) -> int | None:
+    """The process of this box's node, where one runs."""
+    from sotbus.comm.daemon import Daemon, NoDaemonError
+
+    try:
+        socket = Daemon.own(os.environ, here.host, configured=here.config.node_socket).path
+    except NoDaemonError:
+        return None
+    if not os.path.exists(socket):
+        return None  # the usual case on a box without a node, without the import
+    from sotbus.node.checking import running_node
+
+    running = running_node(socket)
+    return running.pid if running is not None else None
 
 
 def _usage(text: str) -> int:

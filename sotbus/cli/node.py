@@ -59,7 +59,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
     lines = [
         f"node      {shown(status['node'])}, pid {status['pid']}, up {_span(status['up_s'])}",
         f"folder    {shown(status['comm_folder'])} (lock record: {shown(status['record'])})",
-        f"socket    {shown(status['socket'])}, {status['clients']} clients",
+        f"socket    {shown(status['socket'])}, {status['clients']} clients{_malformed(status)}",
         f"rows      {', '.join('@' + shown(row) for row in status['rows']) or 'none'}",
         f"filings   {_counts(status['filings'])}; {_rate(status.get('filings_per_s', 0.0))} over the last minute",
         f"mailboxes {mail['depth']} waiting, {mail['lines']} lines in {mail['batches']} batches, "
@@ -67,6 +67,10 @@ def lines_of(status: dict[str, Any]) -> list[str]:
     ]
     for handle, box in sorted(status["mailbox"].items()):
         lines.append(f"mailbox   @{shown(handle)}: {box['depth']} waiting, {box['queued_bytes']} bytes")
+    lines += _delivery_lines(status)
+    turned_away = {what: status["inbound"].get(what, 0) for what in ("malformed", "refused")}
+    if any(turned_away.values()):
+        lines.append(f"inbound   {_counts(turned_away)} of {status['inbound'].get('requests', 0)} requests of peers")
     if not status["links"]:
         lines.append("links     none")
     for link in status["links"]:
@@ -79,6 +83,44 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         where = f" at {shown(link['address'])}" if link["address"] else ", dials in"
         lines.append(f"link      {shown(link['node'])} ({link['role']}{where}): {state}")
     return lines
+
+
+def _delivery_lines(status: dict[str, Any]) -> list[str]:
+    """Where each delivery listens on the network, whether it ended and was started again, and what it turned away.
+
+    A plugin tells of itself what it likes, so nothing is taken for granted here.
+    """
+    lines = []
+    restarts = status.get("restarts", {})
+    told_by = status.get("deliveries", {})
+    for name in sorted(restarts | told_by):
+        told = told_by.get(name, {})
+        transport = told.get("transport")
+        transport = transport if isinstance(transport, dict) else {}
+        listening, refused, peers = (transport.get(key) for key in ("listening", "refused", "peers"))
+        said = [f"listening on {terminal.shown(str(listening))}"] if listening else []
+        if restarts.get(name):
+            again = f"ended and was started again {restarts[name]} times"
+            if listening:
+                said.append(again)
+            else:
+                said.append(terminal.colour(f"not listening, {again}", terminal.RED))
+                said.append("the error is in its events: delivery ended")
+        if isinstance(refused, dict) and any(refused.values()):
+            said.append(f"refused handshakes: {_counts(refused)}")
+        said += [
+            f"{one['malformed']} malformed from {terminal.shown(str(one.get('name')))}"
+            for one in (peers if isinstance(peers, (list, tuple)) else ())
+            if isinstance(one, dict) and one.get("malformed")
+        ]
+        if said or told.get("malformed"):
+            lines.append(f"delivery  {terminal.shown(name)}: {'; '.join(said) or 'runs'}{_malformed(told)}")
+    return lines
+
+
+def _malformed(counts: dict[str, Any]) -> str:
+    """How much came that could not be read; ``""`` for nothing."""
+    return f", {counts['malformed']} malformed" if counts.get("malformed") else ""
 
 
 def _counts(counts: dict[str, int]) -> str:

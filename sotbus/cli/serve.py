@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from sotbus.cli import options, terminal
 from sotbus.errors import EX_FAILED, SotbusError
@@ -49,7 +48,7 @@ def run_serve(words: list[str], box: Box | None) -> int:
     if given.check:
         return _check(setup)
     for trouble in troubles:
-        terminal.err(f"warning: {terminal.shown(str(trouble))}")
+        terminal.tell(trouble, "warning: ")
     return _serve(setup, given.log, given.log_level)
 
 
@@ -87,14 +86,15 @@ def _leaves(group: BaseException) -> list[SotbusError]:
 
 def _check(setup: Setup) -> int:
     """Every part that a start would need, a line each; nothing is written and nothing listens."""
-    from sotbus.node.checking import checks
+    from sotbus.node.checking import FAULT, checks
 
     status = 0
-    for name, problem, said in checks(setup):
-        if problem:
+    for line in checks(setup):
+        if line.level == FAULT:
             status = EX_FAILED
-            terminal.err(f"{name:<10} FAULT: {terminal.shown(said)}")
-        else:
-            terminal.out(f"{name:<10} {terminal.shown(said)}")
-    sys.stdout.flush()
+        level = f"{line.level}: " if line.level else ""
+        terminal.out(f"{line.name:<10} {level}{terminal.shown(line.said)}")
+        if line.hint:
+            terminal.out(f"{'':<10} hint: {terminal.shown(line.hint)}")
+    terminal.flush()
     return status

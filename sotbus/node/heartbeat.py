@@ -31,7 +31,7 @@ STAMP_S = 60.0
 """How long after the last stamp the next one is due."""
 
 LOCK_S = 1.0
-"""How long a pass waits for the registry lock."""
+"""How long a pass waits for the registry lock (facts 3.7: the liveness stamp)."""
 
 
 class Heartbeat:

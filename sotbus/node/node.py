@@ -78,6 +78,8 @@ class Node:
         self.writers: Writers
         self.filer: Filer
         self.wire: Wire
+        self.ops: NodeOps
+        self.connected: dict[object, float] = {}
         self.inbound: NodeInbound
         self.heartbeat: Heartbeat
         self.rows: Rows
@@ -109,6 +111,7 @@ class Node:
 
     async def _serve(self, signals: Any, task_status: trio.TaskStatus[str]) -> None:
         setup = self.setup
+        self.rows = Rows(setup.box, self.store)
         limiter = await limiter_of(setup.make_client().folder.root)
         await trio.to_thread.run_sync(self._begin, limiter=limiter)
         before = len(setup.troubles)
@@ -129,12 +132,12 @@ class Node:
                 on_fault=lambda handle, error: self.log.exception("append failed", error, handle=handle),
             )
             await background.start(self.writers.run)
-            self.rows = Rows(setup.box)
             view = FolderView(client, limiter)
             self.filer = Filer(view, self._append, self.links, self._filed_before, self._note_failure)
             self.inbound = NodeInbound(self.filer, self.links, self.log.info)
             self.heartbeat = Heartbeat(setup.make_client(), self.rows, limiter, self.log.warning)
-            self.wire = Wire(self.filer, setup.box.declared_host, NodeOps(self).table())
+            self.ops = NodeOps(self)
+            self.wire = Wire(self.filer, setup.box.declared_host, self.ops.table())
             listener = await open_unix_listener(
                 setup.socket, on_refused=lambda peer: self.log.warning("client refused", uid=peer.uid, pid=peer.pid)
             )
@@ -170,7 +173,8 @@ class Node:
         return client.folder, client.box
 
     def _begin(self) -> None:
-        """In a thread: the record by the rules, and the intents that a node before this one left open."""
+        """In a thread: the rows, the record by the rules, and the intents that a node before this one left open."""
+        self.rows.load()
         client = self.setup.make_client()
         self._real_folder = Folder(os.path.realpath(client.folder.root))
         try:
@@ -203,11 +207,14 @@ class Node:
     async def _client(self, stream: UnixStream) -> None:
         """One connection; whatever goes wrong with it ends it and nothing else."""
         connection = Connection(stream, self.wire)
+        self.connected[connection] = trio.current_time()
         try:
             async with stream:
                 await connection.run()
         except Exception as error:
             self.log.exception("client failed", error, client=connection.name)
+        finally:
+            del self.connected[connection]
 
     async def _keep_serving(self, name: str, delivery: Delivery) -> None:
         """A delivery's serve, started again when it ends."""

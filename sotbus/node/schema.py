@@ -26,6 +26,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX filings_at ON filings (at)",
         "CREATE INDEX filings_open ON filings (folder, mailbox) WHERE state = 0",
     ),
+    (
+        "CREATE TABLE rows ("
+        " workspace_id TEXT NOT NULL UNIQUE, pid INTEGER NOT NULL, start INTEGER NOT NULL,"
+        " pidns TEXT NOT NULL, boot TEXT NOT NULL, handle TEXT NOT NULL)",
+    ),
 )
 """What makes each version of the schema from the one before; the first makes version 1. Only ever added to."""
 
@@ -44,7 +49,7 @@ def open_database(path: str, migrations: Sequence[Sequence[str]]) -> tuple[sqlit
     with sqlite_errors(path):
         writer = _connect(path)
         try:
-            _check(writer, path, len(migrations), whole=not made)
+            check(writer, path, len(migrations), whole=not made)
             writer.execute("PRAGMA journal_mode = WAL")
             writer.execute("PRAGMA synchronous = FULL")
             _migrate(writer, migrations)
@@ -65,7 +70,7 @@ def _pragma(database: sqlite3.Connection, name: str) -> int:
     return int(database.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-def _check(database: sqlite3.Connection, path: str, newest: int, *, whole: bool) -> None:
+def check(database: sqlite3.Connection, path: str, newest: int, *, whole: bool) -> None:
     """Refuse a file that is another program's, of a newer version, or damaged. *Errors*: StoreError, sqlite3.Error."""
     version = _pragma(database, "user_version")
     empty = version == 0 and not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

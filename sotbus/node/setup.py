@@ -13,9 +13,10 @@ from sotbus.assembly import assemble
 from sotbus.comm import manager_record
 from sotbus.comm.box import Box, host_problem
 from sotbus.comm.client import Client
-from sotbus.comm.runtime_folder import runtime_folder, socket_path
+from sotbus.comm.daemon import SOCKET, Daemon, NoDaemonError
+from sotbus.comm.runtime_folder import runtime_folder
 from sotbus.contracts import BoxFacts
-from sotbus.errors import FolderError
+from sotbus.errors import ConfigError, FolderError
 from sotbus.node.store_file import state_folder
 from sotbus.peers import Peer, peers_file
 from sotbus.peers import read as read_peers
@@ -101,10 +102,20 @@ def read(environ: Mapping[str, str], option: str | None, troubles: list[PluginEr
         read_peers(peers_path),
         peers_path,
         runtime_folder(environ),
-        config.node_socket or socket_path(environ),
+        _socket(environ, config, box.declared_host),
         os.path.join(state, DATABASE),
         troubles,
     )
+
+
+def _socket(environ: Mapping[str, str], config: Config, host: str) -> str:
+    """Where the node listens: where its clients look for it. *Errors*: ConfigError for ``$SOT_SOCKET`` that is none."""
+    try:
+        return Daemon.own(environ, host, configured=config.node_socket).path
+    except NoDaemonError as error:
+        raise ConfigError(
+            f"the node cannot listen where ${SOCKET} says: {error}", hint=f"unset {SOCKET}, or name a path in it"
+        ) from error
 
 
 def _client(environ: Mapping[str, str], config: Config) -> Client:

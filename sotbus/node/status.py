@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sotbus.node.node import Node
+    from sotbus.node.rate import Rate
+
+LINK = "link"
+"""The role of a box of another release that dialled in, as its hello says it (decisions, sot-comm 23)."""
+
+DIALLED, DIALS_IN, DIALS_SOCKET = "is dialled", "dials in", "dials in over the socket"
+"""How a link comes about."""
 
 
 def status_of(node: Node) -> dict[str, Any]:
@@ -30,6 +37,7 @@ def status_of(node: Node) -> dict[str, Any]:
         "clients": len(node.wire.connections),
         "requests": dict(node.wire.requests),
         "malformed": node.wire.malformed,
+        "notices": node.ops.notices,
         "rows": sorted(node.heartbeat.held),
         "filings": dict(node.filer.counts),
         "filings_per_s": round(node.filer.rate.per_s(), 3),
@@ -47,7 +55,8 @@ def status_of(node: Node) -> dict[str, Any]:
 def links_of(node: Node) -> list[dict[str, Any]]:
     """Each peer: what it is to this node, whether its link is up and since when, or why not, its round trip, its rates.
 
-    The round trip is what the transport measured last, or the last request's; None before both.
+    The round trip is what the transport measured last, or the last request's; None before both. The boxes that dialled
+    in over the socket follow, by the name in their hello; nobody measures their round trip.
     """
     now = trio.current_time()
     trips: dict[str, float] = {}
@@ -66,6 +75,7 @@ def links_of(node: Node) -> list[dict[str, Any]]:
             {
                 "node": name,
                 "role": one.role,
+                "way": DIALLED if one.address else DIALS_IN,
                 "address": one.address,
                 "up": since is not None,
                 "up_s": round(now - since, 1) if since is not None else None,
@@ -75,7 +85,27 @@ def links_of(node: Node) -> list[dict[str, Any]]:
                 "taken_per_s": round(node.links.taken[name].per_s(), 3),
             }
         )
+    for name, client in sorted(node.links.clients.items()):
+        found.append(
+            {
+                "node": name,
+                "role": LINK,
+                "way": DIALS_SOCKET,
+                "address": "",
+                "up": True,
+                "up_s": round(now - node.connected.get(client, now), 1),
+                "why": "",
+                "round_trip_s": None,
+                "asked_per_s": _per_s(node.links.asked, name),
+                "taken_per_s": _per_s(node.links.taken, name),
+            }
+        )
     return found
+
+
+def _per_s(rates: Mapping[str, Rate], name: str) -> float:
+    """A box's rate; 0 where it has not been asked, or has not asked, since it dialled in."""
+    return round(rates[name].per_s(), 3) if name in rates else 0.0
 
 
 def _peers(statistics: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

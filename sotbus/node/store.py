@@ -1,7 +1,7 @@
 """The node's store: one SQLite database on a disk of this box, opened by the node alone (decisions, State).
 
 It keeps the message IDs of filings: of each, what is about to be written where (the intent), and what came of it. So a
-request that is repeated is filed once (decisions, Filing once).
+request that is repeated is filed once (decisions, Filing once). And it keeps the rows, with the handles they declared.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sotbus.errors import SotbusError
+from sotbus.node.rows import Row
 from sotbus.node.schema import MIGRATIONS, open_database, sqlite_errors, transaction
 from sotbus.node.store_file import StoreError, lock_store, make_folder
 
@@ -35,6 +36,7 @@ ASKED_AT_ONCE = 500
 """IDs in one query; SQLite before 3.32 takes at most 999 parameters."""
 
 _COLUMNS = "message_id, folder, mailbox, body_hash, offset, size, line_hash, state"
+_ROW_COLUMNS = "workspace_id, pid, start, pidns, boot, handle"
 
 
 class Conflict(SotbusError):
@@ -202,6 +204,27 @@ class Store:
             removed += count
             if count < EXPIRED_AT_ONCE:
                 return removed
+
+    # ---- rows
+
+    def rows(self) -> tuple[Row, ...]:
+        """The rows as they were kept last, in that order. *Errors*: StoreError."""
+        with self._reading, sqlite_errors(self.path):
+            found = self._reader.execute(f"SELECT {_ROW_COLUMNS} FROM rows ORDER BY rowid").fetchall()
+        return tuple(Row(*columns) for columns in found)
+
+    def keep_rows(self, rows: Iterable[Row]) -> None:
+        """Keep these rows and no others, in one transaction.
+
+        *Durability*: synced when this returns.
+        *Errors*: StoreError: what was kept before is kept.
+        """
+        with self._turn, sqlite_errors(self.path), transaction(self._writer):
+            self._writer.execute("DELETE FROM rows")
+            self._writer.executemany(
+                f"INSERT INTO rows ({_ROW_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+                [(row.workspace_id, row.pid, row.start, row.pidns, row.boot, row.handle) for row in rows],
+            )
 
     def close(self) -> None:
         """Write what waits, and let the next process open the store. Closing again does nothing.

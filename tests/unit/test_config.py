@@ -21,6 +21,7 @@ from sotbus import config
 from sotbus.cli.config import run_config
 from sotbus.cli.main import main
 from sotbus.comm.folder import Folder
+from sotbus.comm.runtime_folder import socket_path
 from sotbus.comm.settings import Settings
 from sotbus.config import Config
 from sotbus.errors import ConfigError
@@ -793,7 +794,7 @@ def test_show_names_the_variable_of_what_the_environment_says(world: World) -> N
         "SOT_COMM_HOME": "/env/comm", "SOT_LOCK_WAIT_SECS": "1.5", "SOT_INBOX_LOCK_WAIT_SECS": "2",
         "SOT_INBOX_READ_WAIT_SECS": "9", "SOT_SELF_HOST": "declared", "SOT_COMM_SELF_FILE": "/env/pin.txt",
         "SOT_WORKSPACE_ID": "row-1", "SOT_COMM_NAME": "me", "SOT_COMM_EXPERTISE": "rust, sql",
-        "SOT_RELAY_ENDPOINT": "ssh:hub", "CLAUDE_CODE_SESSION_ID": "4f0c",
+        "SOT_RELAY_ENDPOINT": "ssh:hub", "CLAUDE_CODE_SESSION_ID": "4f0c", "SOT_SOCKET": "/env/node.sock",
     }  # fmt: skip
     rows = shown(world, "[comm]\nlock_wait_s = 4\n", **given)
     told = {row["variable"]: row["value"] for row in rows.values() if row["source"] == "environment"}
@@ -815,10 +816,35 @@ def test_show_says_default_and_machine_for_the_rest(world: World) -> None:
         "comm.inbox_read_wait_s": 3,
         "comm.mount_wait_s": 10,
         "message.max_bytes": 262144,
+        "node.state": f"{world.base}/.local/state/sotbus",
+        "node.socket": socket_path({}),
     }
     assert set(rows) == set(machine) | set(defaults)
     note = "SOT_LOCK_WAIT_SECS is 'soon', which is no number of seconds, so it is passed over"
     assert rows["comm.lock_wait_s"]["note"] == note
+
+
+def test_show_says_where_the_node_is_and_which_of_its_sources_counts(world: World) -> None:
+    text = '[node]\nstate = "/srv/state"\nsocket = "/srv/node.sock"\n'
+    rows = shown(world, text)
+    for name, value, line in (("node.state", "/srv/state", 2), ("node.socket", "/srv/node.sock", 3)):
+        assert (rows[name]["value"], rows[name]["source"], rows[name]["line"]) == (value, "file", line)
+    row = shown(world, text, SOT_SOCKET="unix:/env/node.sock")["node.socket"]
+    assert (row["value"], row["variable"]) == ("/env/node.sock", "SOT_SOCKET")
+    assert row["note"] == f"goes before {world.base}/c.toml:3"
+    row = shown(world, text, SOT_SOCKET="ssh:hub")["node.socket"]
+    assert (row["value"], row["variable"]) == (None, "SOT_SOCKET")
+    assert row["note"] == f"ssh endpoints are not spoken by sotbus: ssh:hub; goes before {world.base}/c.toml:3"
+    row = shown(world, None, XDG_STATE_HOME="/srv/xdg")["node.state"]
+    assert (row["value"], row["source"]) == ("/srv/xdg/sotbus", "default")
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.toml")), ids=lambda path: path.name)
+def test_the_steps_of_a_file_of_conf_trust_peers_before_they_serve(path: Path) -> None:
+    head = path.read_text().partition("\n\n")[0].partition("A line that is commented out")[0]
+    serve = re.search(r"sotbus serve\b", head)
+    if serve is not None:
+        assert 0 < head.rindex("sotbus keys trust") < serve.start()
 
 
 @pytest.mark.parametrize(
@@ -917,5 +943,12 @@ def test_the_page_has_every_key_and_every_variable() -> None:
     for table, keys in KEYS.items():
         for key in keys:
             assert f"| `[{table}] {key}` |" in page or (not table and f"| `{key}` |" in page)
-    for name in (*VARIABLES, *VARIABLES.values(), *WAIT_VARIABLES.values(), "SOT_COMM_HOME", "SOT_SELF_HOST"):
+    for name in (
+        *VARIABLES,
+        *VARIABLES.values(),
+        *WAIT_VARIABLES.values(),
+        "SOT_COMM_HOME",
+        "SOT_SELF_HOST",
+        "SOT_SOCKET",
+    ):
         assert f"`{name}`" in page

@@ -21,6 +21,7 @@ from sotbus.comm.registry import Registry
 from sotbus.errors import RegistryWriteFailed
 from sotbus.node.heartbeat import LOOK_S, STAMP_S, Heartbeat
 from sotbus.node.rows import Rows
+from sotbus.node.store import Store
 
 __all__ = ["nodes"]
 
@@ -70,6 +71,7 @@ class Watched:
         self._began = self.clock.current_time()
         self._world = world
         self.client.clock = lambda: BEGAN + self.clock.current_time() - self._began
+        self._store = Store(str(world.base / "state" / "node.db"))
         self._others = Registry(world.folder, world.box(), settle_s=0.05)
         self.amend(**agents)
 
@@ -98,11 +100,14 @@ class Watched:
             def tell(event: str, **fields: object) -> None:
                 self.told.append(event)
 
-            rows = Rows(self._world.box())
+            rows = Rows(self._world.box(), self._store)
             self.heartbeat = Heartbeat(self.client, rows, trio.CapacityLimiter(4), tell)
             await test()
 
-        trio.run(whole, clock=self.clock)
+        try:
+            trio.run(whole, clock=self.clock)
+        finally:
+            self._store.close()
 
 
 def test_the_first_look_stamps_every_live_row_in_one_write_and_no_dead_one(
@@ -132,6 +137,7 @@ def test_the_first_look_stamps_every_live_row_in_one_write_and_no_dead_one(
     watched.run(test)
 
 
+@pytest.mark.spec("S19")
 def test_a_stamp_is_due_after_a_minute_and_not_before(world: World) -> None:
     watched = Watched(world, {"one": entry_of(os.getpid())})
 

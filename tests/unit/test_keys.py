@@ -296,6 +296,34 @@ def test_show_names_the_user_where_the_name_has_several_dots(folder: Path, capsy
     assert " --user ann\n" in capsys.readouterr().out
 
 
+NFS = "21 1 254:2 / / rw - ext4 /dev/vda2 rw\n22 21 0:50 / %s rw - nfs filer:/export rw,vers=3\n"
+
+
+@pytest.mark.parametrize(
+    ("topology", "on_nfs", "role"),
+    [
+        ('hub = "VM"', True, "hub"),
+        ('hub = "far"', False, "linked"),
+        ('hub = "far"\nfolder = "own"', True, "linked"),
+        ('hub = "far"', True, "guest"),
+    ],
+)
+def test_show_names_what_this_box_is_to_the_other(
+    folder: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch, topology: str, on_nfs: bool, role: str
+) -> None:
+    run("new")
+    home = folder.parent / "comm"  # not there yet
+    monkeypatch.setenv("SOT_COMM_HOME", str(home))
+    (folder / "vm.toml").write_text(f'plugins = ["zmq"]\n[topology]\n{topology}\n')
+    mounts = folder.parent / "mountinfo"
+    mounts.write_text(NFS % (home if on_nfs else "/elsewhere"))
+    capsys.readouterr()
+    assert keys.run_keys(["show"], Box("vm", "vm", "0" * 32, None, str(mounts))) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  sotbus keys trust")]
+    assert run(*shlex.split(line)[2:], host="other") == 0
+    assert peers.read(str(folder / "other.peers.toml"))[0].role == role
+
+
 def test_show_json_has_everything_but_the_secret(folder: Path, capsys: Out) -> None:
     run("new")
     run("trust", "bob.box2", TWO, "--role", "guest")

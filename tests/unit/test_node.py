@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
 import signal
 import socket
+import sqlite3
 import stat
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from node_world import FILE, HELLO, NodeWorld, nodes, request, until
 
+import sotbus
+from sotbus.cli.node import lines_of
+
 __all__ = ["nodes"]
 
 ONE_PEER = '[peers."ann.box1"]\nrole = "linked"\npublic_key = "%s"\n'
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 """A CURVE key of the ZeroMQ Z85 specification's kind."""
+
+OTHER_KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 
 
 PATIENT = {"SOT_INBOX_LOCK_WAIT_SECS": "60"}
@@ -197,9 +205,163 @@ def test_check_names_each_fault(nodes: NodeWorld) -> None:
     state.chmod(0o750)
     checked = nodes.command("serve", "--check")
     assert checked.returncode == 1
-    faults = [line.split()[0] for line in checked.stderr.splitlines() if "FAULT" in line]
+    faults = [line.split()[0] for line in checked.stdout.splitlines() if "FAULT" in line]
     assert faults == ["record", "socket", "state"]
-    assert f"chmod 700 {state}" in checked.stderr
+    assert f"chmod 700 {state}" in checked.stdout
+    assert f"hint: chmod 700 {nodes.socket.parent}\n" in checked.stdout
+    assert checked.stderr == ""
+
+
+@pytest.mark.parametrize("text", ["%s/own/n.sock", "unix:%s/own/n.sock"])
+def test_a_node_serves_where_its_clients_look_for_it(nodes: NodeWorld, text: str) -> None:
+    env = {"SOT_SOCKET": text % nodes.runtime}
+    path = str(nodes.runtime / "own" / "n.sock")
+    node = nodes.serve(env=env)
+    assert node.events("started")[0]["socket"] == path
+    assert json.loads(nodes.command("node", "--json", env=env).stdout)["pid"] == node.pid
+    assert f"{path}: a node serves it now" in nodes.command("serve", "--check", env=env).stdout
+    assert nodes.command("node").returncode == 1
+
+
+def test_a_variable_that_names_no_socket_is_refused(nodes: NodeWorld) -> None:
+    refused = nodes.command("serve", "--check", env={"SOT_SOCKET": "ssh:far"})
+    assert refused.returncode == 1
+    assert "$SOT_SOCKET" in refused.stderr
+    assert "hint: unset SOT_SOCKET" in refused.stderr
+
+
+def test_check_takes_no_killed_node_for_one_that_runs(nodes: NodeWorld) -> None:
+    node = nodes.serve()
+    node.end(signal.SIGKILL)
+    checked = nodes.command("serve", "--check")
+    assert checked.returncode == 0
+    assert f"socket     {nodes.socket}\n" in checked.stdout
+
+
+def test_check_names_another_program_on_the_socket(nodes: NodeWorld) -> None:
+    nodes.socket.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(nodes.socket))
+        other.listen()
+        checked = nodes.command("serve", "--check")
+    assert checked.returncode == 1
+    assert f"FAULT: another program listens on {nodes.socket}" in checked.stdout
+
+
+def spoil_version(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        database.execute("PRAGMA user_version = 99")
+
+
+def spoil_owner(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        database.execute("PRAGMA application_id = 7")
+
+
+def spoil_pages(store: Path) -> None:
+    data = bytearray(store.read_bytes())
+    data[4096:8192] = b"\xff" * 4096
+    store.write_bytes(data)
+
+
+def spoil_all(store: Path) -> None:
+    store.write_bytes(b"no database at all, by any reading" * 100)
+
+
+def spoil_place(store: Path) -> None:
+    store.rename(store.with_name("elsewhere.db"))
+    store.symlink_to(store.with_name("elsewhere.db"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_version, "is of version 99"),
+        (spoil_owner, "is another program's database"),
+        (spoil_pages, "is damaged"),
+        (spoil_all, "is damaged"),
+        (spoil_place, "cannot be opened"),
+    ],
+)
+def test_check_names_a_store_that_a_start_refuses(nodes: NodeWorld, spoil: Callable[[Path], None], said: str) -> None:
+    assert nodes.serve().end() == 0
+    state = nodes.base / "state" / "sotbus"
+    before = sorted(os.listdir(state))
+    assert nodes.command("serve", "--check").returncode == 0
+    assert sorted(os.listdir(state)) == before
+    spoil(state / "node.db")
+    before = sorted(os.listdir(state))
+    checked = nodes.command("serve", "--check")
+    assert checked.returncode == 1
+    [fault] = [line for line in checked.stdout.splitlines() if "FAULT" in line]
+    assert fault.startswith("state ")
+    assert said in fault
+    assert sorted(os.listdir(state)) == before
+    node = nodes.begin()
+    assert node.wait() == 1
+    assert said in node.text()
+
+
+def with_topology(nodes: NodeWorld, more: str = "") -> None:
+    config = nodes.config / "sotbus" / "vm.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(f'[topology]\nhub = "far"\n{more}')
+
+
+def warnings(checked: subprocess.CompletedProcess[str]) -> list[str]:
+    assert checked.returncode == 0, checked.stdout
+    return [line for line in checked.stdout.splitlines() if "WARNING" in line]
+
+
+def test_check_warns_a_box_of_a_topology_that_trusts_no_hub(nodes: NodeWorld) -> None:
+    nodes.join("a")
+    assert warnings(nodes.command("serve", "--check")) == []
+    with_topology(nodes)
+    [warning] = warnings(nodes.command("serve", "--check"))
+    assert "does not list does not reach the topology's hub" in warning
+    nodes.refuse_appends()
+    checked = nodes.command("serve", "--check")
+    [warning] = warnings(checked)
+    assert "this box is a guest" in warning
+    assert "hint: sotbus keys trust USER.far KEY --role hub" in checked.stdout
+    peers_file(nodes).write_text((ONE_PEER % KEY).replace("linked", "hub"))
+    assert warnings(nodes.command("serve", "--check")) == []
+
+
+def test_check_says_which_address_cannot_be_had_and_says_the_hint_of_a_plugin(nodes: NodeWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        config = nodes.config / "sotbus" / "vm.toml"
+        config.parent.mkdir(parents=True)
+        config.write_text(f'plugins = ["filesystem", "nfs", "zmq"]\n[plugin.zmq]\nlisten = "{where}"\n')
+        assert nodes.command("keys", "new").returncode == 0
+        nobody = nodes.command("serve", "--check")
+        assert nobody.returncode == 1
+        assert "mail by" not in nobody.stdout
+        assert "hint: name a peer with 'sotbus keys trust'" in nobody.stdout
+        node = nodes.begin()
+        assert node.wait() == 1
+        assert "hint: name a peer with 'sotbus keys trust'" in node.text()
+        peers_file(nodes).write_text(ONE_PEER % KEY)
+        taken = nodes.command("serve", "--check")
+        assert (taken.returncode, taken.stderr) == (1, "")
+        assert f"listen     FAULT: the node cannot listen on {where}: Address already in use\n" in taken.stdout
+        node = nodes.serve()
+        until(lambda: nodes.state()["restarts"].get("zmq"))
+        shown = nodes.command("node").stdout
+        assert re.search(r"^delivery +zmq: not listening, ended and was started again \d+ times; ", shown, re.MULTILINE)
+        assert node.end() == 0
+    free = nodes.command("serve", "--check")
+    assert (free.returncode, free.stderr) == (0, "")
+    assert f"listen     {where}\n" in free.stdout
+    node = nodes.serve()
+    until(lambda: nodes.state()["deliveries"]["zmq"]["transport"]["listening"])
+    assert f"delivery  zmq: listening on {where}\n" in nodes.command("node").stdout
+    assert "listen " not in nodes.command("serve", "--check").stdout  # it is this node that has it
+    trusted = nodes.command("keys", "trust", "bob.box2", OTHER_KEY)
+    assert f"next        kill -HUP {node.pid} " in trusted.stdout
+    assert node.end() == 0
+    assert "next" not in nodes.command("keys", "trust", "bob.box2", "--remove").stdout
 
 
 def test_check_refuses_a_broken_peers_file(nodes: NodeWorld) -> None:
@@ -243,7 +405,7 @@ def broken_plugin(nodes: NodeWorld, body: str) -> dict[str, str]:
 def test_check_names_a_plugin_that_cannot_make_its_delivery(nodes: NodeWorld) -> None:
     checked = nodes.command("serve", "--check", env=broken_plugin(nodes, 'raise ValueError("no key")'))
     assert checked.returncode == 1
-    fault = next(line for line in checked.stderr.splitlines() if "FAULT" in line)
+    fault = next(line for line in checked.stdout.splitlines() if "FAULT" in line)
     assert fault.startswith("plugins")
     assert "broken" in fault
     assert "no key" in fault
@@ -291,6 +453,35 @@ def test_the_nodes_screen(nodes: NodeWorld) -> None:
     for text in (shown.stdout, whole.stdout, node.text()):
         assert "not to be shown" not in text
         assert KEY not in text
+
+
+def test_the_screen_says_what_was_turned_away(nodes: NodeWorld) -> None:
+    nodes.serve()
+    status = nodes.state()
+    plain = "\n".join(lines_of(status))
+    assert "malformed" not in plain
+    assert "delivery " not in plain
+    peer = {"name": "ann.box1", "malformed": 3}
+    transport = {"listening": "tcp://10.0.0.1:7710", "refused": {"unknown key": 2}, "peers": [peer]}
+    status["deliveries"] = {"zmq": {"malformed": 4, "transport": transport}, "odd": {"transport": "?"}}
+    status["restarts"] = {"zmq": 5}
+    status["malformed"] = 6
+    status["inbound"] |= {"malformed": 7, "requests": 8}
+    lines = {line.split()[0]: line for line in lines_of(status)}
+    assert lines["delivery"] == (
+        "delivery  zmq: listening on tcp://10.0.0.1:7710; ended and was started again 5 times; "
+        "refused handshakes: 2 unknown key; 3 malformed from ann.box1, 4 malformed"
+    )
+    assert lines["socket"].endswith(" clients, 6 malformed")
+    assert lines["inbound"] == "inbound   7 malformed, 0 refused of 8 requests of peers"
+
+
+def test_the_page_has_every_field_of_the_nodes_state_and_no_other(nodes: NodeWorld) -> None:
+    nodes.serve()
+    page = (Path(sotbus.__file__).parents[1] / "docs" / "operations.md").read_text()
+    table = page.partition("`sotbus node --json` prints")[2].partition("\nWho may do what")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(nodes.state())
 
 
 # ---- a session that may not append hands over

@@ -290,15 +290,66 @@ def test_a_row_declares_its_handle_and_the_empty_row_asks_who_holds_it(
             assert wire.ask("sotbus.row", wrong)["code"] == "bad_request", wrong
 
 
+@pytest.mark.spec("S19", "S90", "S91")
+def test_a_row_of_a_0_6_6_session_is_stamped_and_known_by_the_node_that_starts_next(
+    nodes: NodeWorld, node: NodeProcess, session: subprocess.Popen[bytes]
+) -> None:
+    """Its entry has no pid and no start: what the node was told by ``agent.join`` is all that says who it is."""
+    with nodes.wire() as wire:
+        wire.greet()
+        row = wire.ask("sotbus.row", {"pid": session.pid, "start": int(start_ticks(session.pid) or 0)})["workspace_id"]
+        nodes.amend("old", host="vm", workspace_id=row, last_seen="2020-01-01T00:00:00Z")
+        assert wire.ask("agent.join", {"workspace_id": row, "handle": "old"}) == {"ok": True}
+    node.tell(9)
+    node.wait()
+    nodes.amend("old", last_seen="2020-01-01T00:00:00Z")
+    nodes.serve()
+    until(lambda: nodes.registry()["agents"]["old"]["last_seen"] != "2020-01-01T00:00:00Z")
+    with nodes.wire() as wire:
+        wire.greet()
+        assert wire.ask("agent.join", {"workspace_id": "", "handle": "old"})["code"] == "held_by_row"
+        assert wire.ask("agent.join", {"workspace_id": row, "handle": "old"}) == {"ok": True}
+    until(lambda: "old" in nodes.state()["rows"])
+
+
+def test_a_box_that_dialled_in_over_the_socket_is_shown_among_the_links(nodes: NodeWorld, node: NodeProcess) -> None:
+    assert nodes.state()["links"] == []
+    with nodes.wire() as plain:
+        plain.greet()
+        box = Box(nodes, "sotd-one")
+        (link,) = nodes.state()["links"]
+        assert link.pop("up_s") >= 0
+        assert link == {
+            "node": "sotd-one",
+            "role": "link",
+            "way": "dials in over the socket",
+            "address": "",
+            "up": True,
+            "why": "",
+            "round_trip_s": None,
+            "asked_per_s": 0.0,
+            "taken_per_s": 0.0,
+        }
+        until(lambda: nodes.state()["links"][0]["up_s"] > 0.1)
+        shown = nodes.command("node")
+        assert "sotd-one (link, dials in): up for " in shown.stdout, shown.stderr
+        box.wire.__exit__()
+        until(lambda: nodes.state()["links"] == [])
+
+
 @pytest.mark.spec("S92", "S93")
 def test_a_notification_is_taken_and_one_for_a_handle_is_refused(nodes: NodeWorld, node: NodeProcess) -> None:
     with nodes.wire() as wire:
         wire.greet()
         assert wire.ask("agent.send", {"text": "done"}) == {"ok": True}
-        for to in ({"to": "far"}, {"handle": "far"}):
+        for to in ({"to": "far"}, {"handle": "far"}, {"target": "@far"}, {"name": "far"}):
             answer = wire.ask("agent.send", {"text": "done"} | to)
             assert answer["code"] == "mail_requires_comm_file"
     assert nodes.lines("far") == []
+    assert nodes.state()["notices"] == 1
+    (notice,) = until(lambda: node.events("notice"))
+    assert notice["client"] == "projA-vm"
+    assert "done" not in node.text()
 
 
 # ---- what breaks the framing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from world import World
 
 from sotbus.comm.processes import pid_namespace, start_ticks
 from sotbus.errors import BadHandle, Refused
-from sotbus.node.rows import Rows
+from sotbus.node.rows import Row, Rows
+from sotbus.node.store import Store
+from sotbus.node.store_file import StoreError
 
 ME = os.getpid()
 
@@ -49,13 +51,30 @@ def session() -> Iterator[Session]:
 
 
 @pytest.fixture
-def rows(world: World) -> Rows:
-    return Rows(world.box())
+def store(world: World) -> Iterator[Store]:
+    made = Store(str(world.base / "state" / "node.db"))
+    yield made
+    made.close()
 
 
-def refused(rows: Rows, *words: Any) -> str:
+@pytest.fixture
+def rows(world: World, store: Store) -> Rows:
+    return Rows(world.box(), store)
+
+
+def after_a_restart(world: World, store: Store, **box: Any) -> Rows:
+    """The rows of the node that starts next, on a box with these marks."""
+    here = world.box()
+    for name, value in box.items():
+        setattr(here, name, value)
+    rows = Rows(here, store)
+    rows.load()
+    return rows
+
+
+def refused(ask: Callable[..., object], *words: Any) -> str:
     with pytest.raises(Refused) as caught:
-        rows.declare(*words)
+        ask(*words)
     return caught.value.code
 
 
@@ -74,7 +93,7 @@ def test_a_row_ends_with_its_process(rows: Rows, session: Session) -> None:
     assert rows.holder("h", {}) == row
     session.end()
     assert rows.holder("h", {}) == ""
-    assert refused(rows, row, "h", {}) == "unknown_workspace"
+    assert refused(rows.declare, row, "h", {}) == "unknown_workspace"
     rows.give(ME, start_of(ME))
     assert len(rows) == 1
 
@@ -97,23 +116,117 @@ def test_a_handle_moves_with_its_latest_declaration(rows: Rows, session: Session
 
 @pytest.mark.spec("S91")
 def test_the_empty_row_is_told_which_row_holds_a_handle(rows: Rows, session: Session) -> None:
-    rows.declare("", "h", {})
+    rows.ask("h", {})
     row = rows.give(session.pid, session.start)
     rows.declare(row, "h", {})
     with pytest.raises(Refused, match=f"@h is held by a row of this box \\({row}\\)") as caught:
-        rows.declare("", "h", {})
+        rows.ask("h", {})
     assert caught.value.code == "held_by_row"
-    rows.declare("", "H", {})  # handles are told apart by case
+    rows.ask("H", {})  # handles are told apart by case
     with pytest.raises(BadHandle, match=r'not a handle: "\.\./h"'):
-        rows.declare("", "../h", {})
+        rows.ask("../h", {})
+
+
+@pytest.mark.spec("S90", "S91")
+def test_a_row_that_declared_outlives_its_node_though_its_entry_names_no_process(
+    world: World, store: Store, rows: Rows, session: Session
+) -> None:
+    """As a 0.6.6 join writes the entry: without pid and start."""
+    agents = {"h": {"host": "vm", "workspace_id": "ws-of-it"}}
+    row = rows.give(session.pid, session.start)
+    rows.declare(row, "h", agents)
+    after = after_a_restart(world, store)
+    assert after.held(agents) == {"h"}
+    assert refused(after.ask, "h", agents) == "held_by_row"
+    assert after.give(session.pid, session.start) == row
+    after.declare(row, "k", agents)
+    assert [one.handle for one in store.rows()] == ["k"]
+    session.end()
+    assert len(after_a_restart(world, store)) == 0
+
+
+def test_a_row_that_has_no_handle_yet_or_no_more_outlives_its_node(
+    world: World, store: Store, rows: Rows, session: Session
+) -> None:
+    one, two = rows.give(session.pid, session.start), rows.give(ME, start_of(ME))
+    rows.declare(one, "h", {})
+    rows.declare(two, "h", {})
+    after = after_a_restart(world, store)
+    assert after.holder("h", {}) == two
+    after.declare(one, "g", {})
+    assert {row.workspace_id: row.handle for row in store.rows()} == {one: "g", two: "h"}
+
+
+@pytest.mark.parametrize("marks", [{"boot_id": "another"}, {"boot_id": None}], ids=["another boot", "no boot"])
+def test_a_row_of_another_boot_is_dead_whatever_runs_under_its_numbers(
+    marks: dict[str, Any], world: World, store: Store, rows: Rows
+) -> None:
+    rows.give(ME, start_of(ME))
+    assert len(after_a_restart(world, store)) == 1
+    assert len(after_a_restart(world, store, **marks)) == 0
+
+
+def test_a_row_whose_boot_is_not_known_is_not_taken_up(world: World, store: Store) -> None:
+    store.keep_rows([Row("ws-1", ME, start_of(ME), pid_namespace(ME) or "", "", "h")])
+    assert len(after_a_restart(world, store, boot_id=None)) == 0
+
+
+def test_a_row_of_another_pid_namespace_is_not_taken_up(world: World, store: Store) -> None:
+    store.keep_rows([Row("ws-1", ME, start_of(ME), "1", world.box().boot_id or "", "h")])
+    assert len(after_a_restart(world, store)) == 0
+
+
+def test_a_dead_row_leaves_the_store_with_the_next_change(store: Store, rows: Rows, session: Session) -> None:
+    rows.declare(rows.give(session.pid, session.start), "h", {})
+    mine = rows.give(ME, start_of(ME))
+    session.end()
+    rows.declare(mine, "g", {})
+    assert [row.workspace_id for row in store.rows()] == [mine]
+
+
+def test_a_row_that_cannot_be_saved_is_refused_and_stays_as_it_was(
+    world: World, store: Store, rows: Rows, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = rows.give(session.pid, session.start), rows.give(ME, start_of(ME))
+    rows.declare(one, "h", {})
+    before = store.rows()
+
+    def full(_: object) -> None:
+        raise StoreError("the node's store /s/node.db cannot be used: database or disk is full")
+
+    monkeypatch.setattr(store, "keep_rows", full)
+    with pytest.raises(Refused, match=r"could not be saved, so nothing has changed: .*/s/node\.db.* is full") as caught:
+        rows.declare(two, "h", {})
+    assert caught.value.code == "persist_failed"
+    assert rows.holder("h", {}) == one
+    assert refused(rows.declare, one, "g", {}) == "persist_failed"
+    assert (rows.holder("h", {}), rows.holder("g", {})) == (one, "")
+    rows.declare(one, "h", {})  # it has it, and that is saved
+    monkeypatch.undo()
+    assert store.rows() == before
+    rows.declare(two, "h", {})
+    assert after_a_restart(world, store).holder("h", {}) == two
+
+
+def test_a_declaration_that_changes_nothing_writes_nothing(
+    store: Store, rows: Rows, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = rows.give(session.pid, session.start)
+    rows.give(ME, start_of(ME))
+    rows.declare(row, "h", {})
+    kept: list[object] = []
+    monkeypatch.setattr(store, "keep_rows", kept.append)
+    rows.declare(row, "h", {})
+    rows.give(session.pid, session.start)
+    assert kept == []
 
 
 def test_a_row_of_a_node_before_this_one_is_found_by_its_entry(rows: Rows, session: Session) -> None:
     agents = {"h": session.entry(workspace_id="ws-before"), "other": session.entry(workspace_id="ws-x", host="far")}
     assert rows.holder("h", agents) == "ws-before"
-    assert refused(rows, "", "h", agents) == "held_by_row"
+    assert refused(rows.ask, "h", agents) == "held_by_row"
     assert rows.holder("other", agents) == ""
-    assert refused(rows, "ws-x", "k", agents) == "unknown_workspace"
+    assert refused(rows.declare, "ws-x", "k", agents) == "unknown_workspace"
     rows.declare("ws-before", "k", agents)
     assert rows.holder("k", {}) == "ws-before"
     session.end()

@@ -19,6 +19,7 @@ from sotbus import message
 from sotbus.comm.inbox import Inbox
 from sotbus.comm.lock_manager import FlockManager
 from sotbus.errors import ConfigError, FilingFailed
+from sotbus.node.rows import Row
 from sotbus.node.schema import APPLICATION_ID, MIGRATIONS
 from sotbus.node.settling import Search, line_hash, message_id_of, settle_open
 from sotbus.node.store import FILED, KEPT_S, NOT_FILED, OPEN, Intent, Store
@@ -175,7 +176,7 @@ def test_an_older_file_is_migrated_and_keeps_what_it_has(store: Store, path: Pat
     newer = Store(str(path), migrations=(*MIGRATIONS, *MORE))
     assert newer.answer_of("1") == intent("1")
     assert newer._reader.execute("SELECT count(*) FROM labels").fetchone() == (0,)
-    assert newer._reader.execute("PRAGMA user_version").fetchone() == (3,)
+    assert newer._reader.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS) + 2,)
     newer.close()
 
 
@@ -196,7 +197,7 @@ def test_a_newer_file_is_refused_and_left_as_it_is(store: Store, path: Path) -> 
     Store(str(path), migrations=(*MIGRATIONS, *MORE)).close()
     before = path.read_bytes()
     with pytest.raises(
-        StoreError, match=r"is of version 3, and this sotbus knows versions up to 1; run the newer sotbus"
+        StoreError, match=r"is of version 4, and this sotbus knows versions up to 2; run the newer sotbus"
     ):
         Store(str(path))
     assert path.read_bytes() == before
@@ -353,6 +354,52 @@ def test_a_full_disk_is_told_and_nothing_is_intended(store: Store) -> None:
     store._writer.execute("PRAGMA max_page_count = 1000000")
     store.intend([intent("2")])
     assert after_a_crash(store) == {"1": FILED, "2": OPEN}
+
+
+# ---- rows
+
+
+ROWS = (
+    Row("ws-1", 5, 2**40, "4026531836", "boot", "h"),
+    Row("ws-2", 6, 7, "", "", ""),
+)
+
+
+def test_rows_are_on_disk_at_once_each_time_instead_of_those_before(store: Store, path: Path) -> None:
+    assert store.rows() == ()
+    store.keep_rows(ROWS)
+    with sqlite3.connect(path) as database:  # as another process would find it if this one died now
+        assert [Row(*row) for row in database.execute("SELECT * FROM rows")] == list(ROWS)
+    database.close()
+    store.keep_rows([ROWS[1]])
+    assert store.rows() == (ROWS[1],)
+    after = again(store)
+    assert after.rows() == (ROWS[1],)
+    after.close()
+
+
+def test_rows_that_cannot_be_kept_leave_those_before(store: Store) -> None:
+    store.keep_rows(ROWS)
+    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match=r"the node's store .*node\.db cannot be used: database or disk is full"):
+        store.keep_rows([Row(f"ws-{number}", 5, 7, "", "", "h" * 64) for number in range(200)])
+    assert store.rows() == ROWS
+    with pytest.raises(StoreError, match="is damaged"):  # one id twice
+        store.keep_rows([ROWS[0], ROWS[0]])
+    assert store.rows() == ROWS
+
+
+def test_a_store_of_version_1_is_brought_up_to_date_in_its_place(path: Path) -> None:
+    old = Store(str(path), migrations=MIGRATIONS[:1])
+    old.intend([intent("1")])
+    old.close()
+    store = Store(str(path))
+    assert (store.rows(), store.answer_of("1")) == ((), intent("1"))
+    store.keep_rows(ROWS)
+    after = again(store)
+    assert after.rows() == ROWS
+    after.close()
 
 
 # ---- several threads
