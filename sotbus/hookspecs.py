@@ -1,6 +1,7 @@
 """The hooks and nothing else. Each is a synchronous factory; what it returns has the behaviour.
 
-Provisional until the links between boxes are built on them. Each is documented with an example in ``docs/plugins.md``.
+Provisional until all that the first version is to have is built on them. Each is documented with an example in
+``docs/plugins.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def sotbus_lock_manager(mount: Mount | None, machine_id: str | None) -> LockMana
 
 @hookspec
 def sotbus_delivery(box: BoxFacts) -> Delivery | None:
-    """A way for mail to reach a mailbox, or None. Called once at the start of a node or a bus.
+    """A way for mail to reach a mailbox, or None. Called once at the start of a node, and by its check.
 
     :param box: the box that asks, and the plugin's own settings.
     """
@@ -43,7 +44,7 @@ def sotbus_delivery(box: BoxFacts) -> Delivery | None:
 
 @hookspec
 def sotbus_wake(box: BoxFacts) -> Waker | None:
-    """How an idle session is told that it has mail, or None. Called once at the start.
+    """How an idle session is told that it has mail, or None. The bus does not call it yet.
 
     :param box: the box that asks, and the plugin's own settings.
     """
@@ -51,4 +52,4 @@ def sotbus_wake(box: BoxFacts) -> Waker | None:
 
 @hookspec
 def sotbus_harness() -> Harness | None:
-    """One kind of session, or None. Called once at the start."""
+    """One kind of session, or None. The bus does not call it yet."""

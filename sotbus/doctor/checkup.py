@@ -6,7 +6,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from sotbus.doctor import box_checks, folder_checks, lock_checks, mail_checks, registry_checks, self_checks
+from sotbus.doctor import (
+    box_checks,
+    folder_checks,
+    lock_checks,
+    mail_checks,
+    node_checks,
+    registry_checks,
+    self_checks,
+)
 from sotbus.doctor.check import FAULT, SKIPPED, Check, NotJudged, Verdict, fault
 from sotbus.doctor.place import Place
 from sotbus.errors import SotbusError
@@ -27,6 +35,7 @@ CHECKS: Sequence[tuple[str, Judge]] = (
     ("lock-manager", lock_checks.lock_manager),
     ("record", lock_checks.record),
     ("record-manager", lock_checks.record_manager),
+    ("node", node_checks.node),
     ("registry", registry_checks.registry),
     ("registry-empty", registry_checks.registry_empty),
     ("registry-json", registry_checks.registry_json_),

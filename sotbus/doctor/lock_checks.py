@@ -11,6 +11,7 @@ from sotbus.comm.identity import NONE, fresh_read_doubt
 from sotbus.comm.processes import start_ticks
 from sotbus.comm.registry_lock import read_first_line
 from sotbus.comm.topology import GUEST
+from sotbus.doctor import node_checks
 from sotbus.doctor.check import NotJudged, Verdict, fault, sound
 from sotbus.doctor.place import Place
 
@@ -69,7 +70,10 @@ def record(place: Place) -> Verdict:
 
 
 def record_manager(place: Place) -> Verdict:
-    """The record's lock manager is this box's own, so that it may file mail itself, hub or guest (facts 4.1)."""
+    """The record's lock manager is this box's own, so that it may file mail itself, hub or guest (facts 4.1).
+
+    A guest's mail may go by its node to the folder's hub instead, while that link is up.
+    """
     own, machine = place.identity, place.box.machine_id
     if own is None or own == NONE:
         raise NotJudged("this box has no lock manager to compare (see lock-manager)")
@@ -88,7 +92,14 @@ def record_manager(place: Place) -> Verdict:
     if place.config_problem is not None:
         return fault(differs, MEND_CONFIG)
     if place.role == GUEST:
-        return fault(differs, manager_record.guest_remedy(place.folder, found, place.topology))
+        way, verdict = node_checks.way_to_hub(place)
+        if way:
+            return sound(
+                f"the record names {found.manager}, so this box files nothing itself; its mail goes {way}"
+                f"{place.role_described}"
+            )
+        remedy = manager_record.guest_remedy(place.folder, found, place.topology)
+        return fault(differs, f"{remedy}; or have this box's node hand its mail on: {verdict.remedy}")
     if machine and found.writer == machine:
         return fault(
             f"the record names {found.manager}, this machine's lock manager before a remount; now it is {own}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from sotbus import config as configuration
 from sotbus.comm import registry_json
 from sotbus.comm.box import Box
 from sotbus.comm.folder import Folder
@@ -21,6 +22,9 @@ from sotbus.errors import RegistryUnreadable, SotbusError
 
 if TYPE_CHECKING:
     from sotbus.comm.lock_manager import LockManager
+    from sotbus.config import Config
+    from sotbus.doctor.node_view import NodeView
+    from sotbus.peers import Peer
 
 PROBE_FILES = ".sotbus-probe-"
 """How the names of the probe's own files in ``inbox/`` begin; they are nobody's mail."""
@@ -35,6 +39,7 @@ class Place:
     :param plugin_names: the plugins that the config names, or None for the page's own lock managers.
     :param plugins: judges the configured plugins: answers a sentence, or raises the SotbusError that is the fault.
     :param topology: whose comm folder it is; without one this box stands in for the folder's hub.
+    :param environ: names the node's socket and the folder of the peers file; by default this process's environment.
     :param clock: seconds since the epoch.
     """
 
@@ -49,6 +54,7 @@ class Place:
         plugin_names: Sequence[str] | None = None,
         plugins: Callable[[], str],
         topology: Topology = NO_TOPOLOGY,
+        environ: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.named_folder = folder
@@ -59,6 +65,7 @@ class Place:
         self.plugin_names = plugin_names
         self.plugins = plugins
         self.topology = topology
+        self.environ = os.environ if environ is None else environ
         self.clock = clock
 
     def __repr__(self) -> str:
@@ -102,6 +109,34 @@ class Place:
         """The role as the end of a sentence; ``""`` where no topology is configured. *Errors*: :class:`NotJudged`."""
         described = self.topology.described(self.identity, self.box.declared_host)
         return described and f"; {described}"
+
+    @cached_property
+    def config(self) -> Config:
+        """The config file's settings. *Errors*: :class:`NotJudged` where they cannot be used, ConfigError."""
+        if self.config_problem is not None:
+            raise NotJudged("the config, which may name a topology and the node's socket, cannot be used (see config)")
+        return configuration.load(self.config_path)
+
+    @cached_property
+    def node(self) -> NodeView:
+        """This box's node, asked once a run, for two seconds at most. *Errors*: as :attr:`config`."""
+        from sotbus.doctor.node_view import look
+
+        return look(self.environ, self.box.declared_host, self.config.node_socket)
+
+    @cached_property
+    def relay(self) -> NodeView:
+        """The daemon at the hub's address (``$SOT_RELAY_ENDPOINT``), asked as :attr:`node` is."""
+        from sotbus.doctor.node_view import look_at_relay
+
+        return look_at_relay(self.environ, self.box.declared_host)
+
+    @cached_property
+    def peers(self) -> Sequence[Peer]:
+        """The nodes that this box's peers file names; none without a file. *Errors*: ConfigError."""
+        from sotbus.peers import peers_file, read
+
+        return read(peers_file(configuration.config_folder(self.environ), self.box.declared_host))
 
     @cached_property
     def registry_text(self) -> bytes:

@@ -1,6 +1,7 @@
 """The map from each statement of the spec to the tests that show it. Fails on a hole.
 
-A test names statements with ``@pytest.mark.spec("S1", ...)``; ``reasons.tsv`` says why a statement has no test.
+A test names statements with ``@pytest.mark.spec("S1", ...)``; ``reasons.tsv`` says why a statement has no test, or, in
+its column ``part``, which part of a statement that has tests they do not show.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import csv
 import io
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,21 @@ import pytest
 HERE = Path(__file__).parent
 COVERED = ("S",)
 """First letters of the statements that must be mapped by now; X, addressing and resolution, comes with its own part."""
+
+
+def problem_of(name: str, tests: Collection[str], part: str | None) -> str | None:
+    """What is wrong with a statement's tests and reason.
+
+    :param part: what its reason is for: ``""`` for all of it, else the part that its tests do not show; None where it
+        has no reason.
+    """
+    if not tests and part is None:
+        return f"{name}: has neither test nor reason"
+    if tests and part == "":
+        return f"{name}: has both tests and a reason for none; name the part that they do not show, in column part"
+    if not tests and part:
+        return f"{name}: has a reason for a part ({part}) and no test of the rest"
+    return None
 
 
 class Collector:
@@ -46,7 +63,7 @@ def main() -> int:
         print(quiet.getvalue(), file=sys.stderr)
         return 1
     sentences = {row["id"]: row["text"] for row in rows("sentences.tsv")}
-    reasons = {row["id"]: row["reason"] for row in rows("reasons.tsv")}
+    reasons = {row["id"]: (row["part"] or "", row["reason"]) for row in rows("reasons.tsv")}
     problems = [f"{name}: there is no such statement" for name in {*collector.tests, *reasons} - set(sentences)]
     for name, text in sentences.items():
         if not name.startswith(COVERED):
@@ -55,14 +72,18 @@ def main() -> int:
         print(f"{name}: {text[:90]}")
         for test in tests:
             print(f"    {test}")
-        if name in reasons:
-            print(f"    no test: {reasons[name]}")
-        if bool(tests) == (name in reasons):
-            problems.append(f"{name}: has {'both tests and a reason for none' if tests else 'neither test nor reason'}")
+        part, reason = reasons.get(name, (None, ""))
+        if part is not None:
+            print(f"    no test{f' of: {part}' if part else ''}: {reason}")
+        problem = problem_of(name, tests, part)
+        if problem:
+            problems.append(problem)
     shown = sum(name in collector.tests for name in sentences if name.startswith(COVERED))
+    halves = sum(bool(part) for part, _ in reasons.values())
     total = sum(name.startswith(COVERED) for name in sentences)
     print(
-        f"{total} statements: {shown} shown by tests, {len(reasons)} with a reason for none, {len(problems)} problems"
+        f"{total} statements: {shown} shown by tests ({halves} of them in part, with a reason for the rest), "
+        f"{len(reasons) - halves} with a reason for none, {len(problems)} problems"
     )
     for problem in sorted(problems):
         print(f"spec-map: {problem}", file=sys.stderr)

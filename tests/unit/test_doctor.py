@@ -83,12 +83,18 @@ def seeded(made: Path, world: World) -> World:
     return world
 
 
+def without_a_node(world: World) -> dict[str, str]:
+    """An environment in whose runtime folder nothing listens, whatever runs on this machine."""
+    return world.environ({"XDG_RUNTIME_DIR": str(world.base), "XDG_CONFIG_HOME": str(world.base / "config")})
+
+
 def place_of(world: World, *, box: Box | None = None, ahead_s: float = 0, topology: Topology = NO_TOPOLOGY) -> Place:
     return Place(
         world.folder,
         box or world.box(),
         plugins=lambda: "none",
         topology=topology,
+        environ=without_a_node(world),
         clock=lambda: time.time() + ahead_s,
     )
 
@@ -122,7 +128,7 @@ def lock_by(world: World, record: str, age_s: int) -> None:
 def run_command(world: World, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", COMMAND, *words],
-        env=world.environ(env),
+        env=without_a_node(world) | (env or {}),
         cwd=world.base,
         capture_output=True,
         text=True,
@@ -465,6 +471,7 @@ def test_an_nfs_client_that_takes_lost_locks_back_is_named(
 NFS4 = "21 1 0:2 / / rw - nfs4 srv:/x rw,vers=4.2,local_lock=none\n"
 NFS3 = "21 1 0:2 / / rw - nfs srv:/x rw,vers=3,local_lock=none\n"
 RUN = "run: sotbus init (or start its node)"
+BY_NODE = "or have this box's node hand its mail on: run: sotbus serve"
 ROLES = {
     "the hub": (NFS4, Topology("VM"), "this box is the folder's hub", RUN),
     "a linked box": (
@@ -518,7 +525,8 @@ def test_a_sound_record_names_the_role_and_is_no_fault(seeded: World, role: str)
         seeded.mountinfo.write_text(mount)
     write(seeded.folder.manager_record, f"{own}\n{OTHER_MACHINE}\n")
     checks = checks_of(place_of(seeded, topology=topology))
-    assert [check for check in checks.values() if check.status == FAULT] == []
+    faults = [name for name, check in checks.items() if check.status == FAULT]
+    assert faults == (["node"] if "hub of its own folder" in described else [])
     assert checks["record"].text == f"{own}, written by machine {OTHER_MACHINE}; {described}"
     assert checks["record-manager"].text == f"the record names this box's lock manager; {described}"
 
@@ -530,10 +538,12 @@ def test_without_a_topology_no_role_is_named(seeded: World) -> None:
 
 
 def differing(world: World, record: str, topology: Topology) -> Check:
-    """The one fault of a folder whose record names another lock manager than this box's."""
+    """The fault of a folder whose record names another lock manager than this box's, beside its node's where it
+    needs one: none runs."""
     write(world.folder.manager_record, record)
     found = faults_of(place_of(world, topology=topology))
-    assert list(found) == ["record-manager"]
+    needs_node = topology.configured and not topology.names("vm")
+    assert list(found) == (["record-manager", "node"] if needs_node else ["record-manager"])
     return found["record-manager"]
 
 
@@ -544,14 +554,16 @@ def test_a_guest_whose_manager_differs_is_told_how_to_mount_or_whence_to_send(se
         f"the record names nfs4 srv:/x, written by machine {OTHER_MACHINE}, and this box's lock manager is "
         f"none@{MACHINE}, so it files nothing itself; this box is a guest of far"
     )
-    assert check.remedy == "mount srv:/x here as far does (NFS v4 with local_lock=none), or send from far"
+    assert check.remedy == f"mount srv:/x here as far does (NFS v4 with local_lock=none), or send from far; {BY_NODE}"
 
 
 def test_a_guest_is_never_told_to_write_a_record_that_its_own_machine_once_wrote(seeded: World) -> None:
     seeded.mountinfo.write_text(NFS4)
     check = differing(seeded, f"local {MACHINE}\n{MACHINE}\n", Topology("far"))
     assert "this box is a guest of far" in check.text
-    assert check.remedy == "send from far, if the folder is on its own disk; else see what sotbus doctor says there"
+    assert check.remedy == (
+        f"send from far, if the folder is on its own disk; else see what sotbus doctor says there; {BY_NODE}"
+    )
 
 
 @pytest.mark.parametrize("topology", [Topology("vm"), Topology("far")])
@@ -657,6 +669,7 @@ def bare_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
         if name.startswith(("SOT", "XDG")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(world.base))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(world.base))
     return world
 
 
@@ -705,7 +718,7 @@ def test_the_command_is_exit_1_on_a_fault_and_shows_it_last_with_its_remedy_and_
     assert lines[0] == f"{seeded.home} on vm"
     assert [line.split()[:2] for line in lines[-5:-1:2]] == [["fault", "registry-entries"], ["fault", "torn-tail"]]
     assert lines[-2].split()[0] == "->"
-    assert lines[-1] == "2 faults in 25 checks, 3 skipped"
+    assert lines[-1] == "2 faults in 26 checks, 3 skipped"
     columns = {line.index(line.split()[1]) for line in lines[1:-1] if not line.split()[0].startswith("->")}
     assert len(columns) == 1
     assert "\x1b" not in done.stdout

@@ -117,6 +117,7 @@ def test_an_agent_that_merely_inherited_the_identity_declares_nothing(joined: Wo
     assert Path(joined.folder.registry).read_bytes() == before
 
 
+@pytest.mark.spec("S44")
 def test_a_registry_lock_that_is_held_is_waited_for_by_its_own_bound_and_its_holder_named(joined: World) -> None:
     before = Path(joined.folder.registry).read_bytes()
     waiting = joined.client("a", settings=Settings(lock_wait_s=0.1, touch_wait_s=60))

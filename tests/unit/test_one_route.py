@@ -1,0 +1,87 @@
+"""A send that is refused: it is kept nowhere, and nobody else is asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from node_world import NodeWorld, nodes
+
+__all__ = ["nodes"]
+
+NO = b'{"v":1,"id":1,"kind":"res","op":"comm.file","payload":{"error":"not today","code":"file_failed"}}\n'
+YES = b'{"v":1,"id":1,"kind":"res","op":"comm.file","payload":{"ok":true}}\n'
+HELLO = b'{"v":1,"id":0,"kind":"res","op":"hello","payload":{"protocol":3}}\n'
+
+
+class Daemon:
+    """A socket on which every request is answered alike; ``requests`` counts them."""
+
+    def __init__(self, path: Path, answer: bytes) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.requests = 0
+        self._answer = answer
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        path.chmod(0o600)
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve, name="a-daemon")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                conn, _ = self._socket.accept()
+            except OSError:
+                return
+            with conn, conn.makefile("rb") as lines:
+                conn.settimeout(20)
+                for line in lines:
+                    if json.loads(line)["op"] == "comm.file":
+                        self.requests += 1
+                        conn.sendall(HELLO + self._answer)
+                        break
+                conn.recv(1)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.spec("S98")
+def test_a_send_that_the_daemon_refuses_is_asked_once_and_the_hub_not_at_all(nodes: NodeWorld) -> None:
+    nodes.join("a", "far")
+    nodes.client("a").writer_gate.manager()  # the record, as a first filing makes it
+    nodes.refuse_appends()
+    hub = nodes.runtime / "hub" / "hub.sock"
+    with Daemon(nodes.socket, NO) as own, Daemon(hub, YES) as relay:
+        sent = nodes.sotbus("a", "send", "@far", "x", env={"SOT_RELAY_ENDPOINT": f"unix:{hub}"})
+    assert (sent.returncode, sent.stdout) == (1, "")
+    assert sent.stderr.startswith("FAILED -> @far: not today\n")
+    assert (own.requests, relay.requests) == (1, 0)
+    assert nodes.lines("far") == []
+
+
+@pytest.mark.spec("S98")
+@pytest.mark.parametrize("served", [False, True], ids=["no node", "a node"])
+def test_a_send_to_one_who_is_away_is_not_filed_once_they_are_back(nodes: NodeWorld, served: bool) -> None:
+    nodes.join("a", "far")
+    nodes.amend("far", last_seen="2026-01-01T00:00:00Z", pid=0, start=0)
+    by_node = ("--id", "m1") if served else ()  # the node alone keeps message IDs
+    if served:
+        nodes.serve()
+    sent = nodes.sotbus("a", "send", *by_node, "@far", "x")
+    assert (sent.returncode, sent.stdout) == (1, "")
+    assert sent.stderr.startswith("FAILED -> @far: no live session holds @far")
+    nodes.join("far")
+    assert nodes.sotbus("far", "poll").stdout == "No new messages.\n"
+    assert nodes.sotbus("a", "send", "@far", "y").returncode == 0  # as it is live again
+    assert [line["msg"] for line in nodes.lines("far")] == ["y"]
