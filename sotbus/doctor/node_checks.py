@@ -48,6 +48,17 @@ def _hubs(place: Place) -> Verdict:
         return sound(f"{NONE_NEEDED}: no other box is linked to this one")
     if not view.serves(place.folder.root):
         return _elsewhere(place)
+    if view.links and not view.holds_links:
+        where = place.config_path or "the config"
+        return fault(
+            f"runs (pid {view.pid}), and no plugin of its config holds links, so no other box reaches it",
+            f'add "zmq" to plugins in {where}, and start the node again',
+        )
+    if view.deaf and _listens(place):
+        return fault(
+            f"runs (pid {view.pid}), and {', '.join(view.deaf)} does not listen, so no box that dials reaches it",
+            "run: sotbus serve --check; the node's event 'delivery ended' says why",
+        )
     return sound(_running(place))
 
 

@@ -72,6 +72,17 @@ class NodeView:
         """Its link to its hub; a node has one hub at most (:mod:`sotbus.peers`)."""
         return next((link for link in self.links if link.role == HUB), None)
 
+    @property
+    def deaf(self) -> list[str]:
+        """Its deliveries that ended, were started again, and listen nowhere now."""
+        deliveries, restarts = self._told("deliveries", dict) or {}, self._told("restarts", dict) or {}
+        transports = {name: told.get("transport") for name, told in deliveries.items() if isinstance(told, dict)}
+        return [
+            name
+            for name, transport in transports.items()
+            if restarts.get(name) and isinstance(transport, dict) and not transport.get("listening")
+        ]
+
     def serves(self, root: str) -> bool:
         """Whether its comm folder is this one; one that does not say is taken at its word."""
         return not self.comm_folder or os.path.realpath(self.comm_folder) == os.path.realpath(root)

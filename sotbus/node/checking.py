@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import sqlite3
@@ -102,7 +103,22 @@ def _socket(setup: Setup) -> tuple[RunningNode | None, Line]:
 
 def running_node(path: str) -> RunningNode | None:
     """The node that serves a socket now. What one that was killed left there is not taken for it."""
-    return read_running(lock_path(path)) if _answers(path) else None
+    return read_running(lock_path(path)) if _answers(path) and _is_held(lock_path(path)) else None
+
+
+def _is_held(path: str) -> bool:
+    """Whether a node holds its lock file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _answers(path: str) -> bool:
@@ -127,7 +143,8 @@ def _listeners(setup: Setup) -> Iterator[Line]:
         trouble = _unbindable(listen)
         if trouble:
             hint = f"see which program has the port (ss -ltnp), or give [plugin.{name}] listen another one"
-            yield Line("listen", f"the node cannot listen on {listen}: {trouble}", FAULT, hint)
+            said = f"the node cannot listen on {listen} now, and will try again and again: {trouble}"
+            yield Line("listen", said, WARNING, hint)
         else:
             yield Line("listen", listen)
 

@@ -36,11 +36,13 @@ class Mailbox:
     store: Store
     settings: Settings
     limits: Limits
+    known_as: str
+    """The folder's path in the store."""
 
     @property
     def place(self) -> tuple[str, str]:
         """How the store names it."""
-        return self.folder.root, self.handle
+        return self.known_as, self.handle
 
 
 class Round:

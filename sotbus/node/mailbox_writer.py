@@ -70,6 +70,7 @@ class MailboxWriter:
     :param nursery: where the writer waits for a thread while all of its mount's are taken.
     :param deadlines: watches the callers' deadlines.
     :param clock: seconds since the epoch, for the stamps in the lines.
+    :param known_as: the folder's path in the store, where that is not its own.
     :param on_cut: told how many bytes of a dead writer's torn tail were cut.
     :param on_fault: told of an error that nobody foresaw. The filings that met it are answered FAILED.
     :param on_idle: told when nothing waits any more.
@@ -90,11 +91,12 @@ class MailboxWriter:
         *,
         clock: Callable[[], float] = time.time,
         limits: Limits | None = None,
+        known_as: str | None = None,
         on_cut: Callable[[str, int], object] | None = None,
         on_fault: Callable[[str, Exception], object] | None = None,
         on_idle: Callable[[MailboxWriter], object] | None = None,
     ) -> None:
-        self._mailbox = Mailbox(folder, handle, gate, store, settings, limits or Limits())
+        self._mailbox = Mailbox(folder, handle, gate, store, settings, limits or Limits(), known_as or folder.root)
         self._limiter = limiter
         self._nursery = nursery
         self._deadlines = deadlines

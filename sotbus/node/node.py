@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 import sotbus
-from sotbus.comm.folder import Folder
 from sotbus.comm.writer_gate import WriterGate
 from sotbus.errors import ConfigError, FilingFailed, SotbusError
 from sotbus.link_delivery import LinkDelivery
@@ -123,11 +122,12 @@ class Node:
             gate = WriterGate(*self._folder_and_box(), topology=setup.make_client().topology)
             client = setup.make_client()
             self.writers = Writers(
-                self._real_folder,
+                client.folder,
                 gate,
                 self.store,
                 limiter,
                 client.settings,
+                known_as=self._known_as,
                 on_cut=lambda handle, cut: self.log.warning("torn tail cut", handle=handle, size_bytes=cut),
                 on_fault=lambda handle, error: self.log.exception("append failed", error, handle=handle),
             )
@@ -176,14 +176,15 @@ class Node:
         """In a thread: the rows, the record by the rules, and the intents that a node before this one left open."""
         self.rows.load()
         client = self.setup.make_client()
-        self._real_folder = Folder(os.path.realpath(client.folder.root))
+        self._known_as = os.path.realpath(client.folder.root)  # whichever way the folder is named, today or tomorrow
         try:
             self.record = setups.claim_record(client)
         except FilingFailed as error:
             self.record = f"refused: {error}"
             self.log.warning("record refused", error=str(error), path=client.folder.manager_record)
         gate = WriterGate(client.folder, client.box, topology=client.topology)
-        settled = settle_open(self.store, self._real_folder, gate.manager, client.settings.inbox_lock_wait_s)
+        bound_s = client.settings.inbox_lock_wait_s
+        settled = settle_open(self.store, client.folder, gate.manager, bound_s, self._known_as)
         if settled.filed or settled.not_filed or settled.left:
             self.log.info("settled", count=settled.filed + settled.not_filed)
         for handle, trouble in settled.left.items():

@@ -25,8 +25,8 @@ ANSWER_S = 4.5
 ADDRESSEE = frozenset({"to", "handle"})
 """Keys of a notice that are there for an addressee: whatever stands under one makes it mail."""
 
-NAMING = frozenset({"target", "name", "recipient", "agent", "mailbox"})
-"""Keys of a notice whose value is an addressee where it has the form of a handle."""
+NAMING = frozenset({"recipient", "mailbox"})
+"""Keys of a notice whose value is an addressee where it has the form of a handle; others may name a window."""
 
 WORDS = frozenset({"text", "msg", "message", "title", "body", "summary"})
 """Keys of a notice for what people read: it may begin with ``@`` as it likes."""

@@ -99,6 +99,7 @@ class Rows:
             rows = [row for row in self._rows.values() if self._runs(row)]
             for row in rows:
                 if (row.pid, row.start) == (pid, start):
+                    self._keep(rows)  # which it may not have been
                     return row.workspace_id
             row = self._new(f"{ROW_PREFIX}{os.urandom(6).hex()}", pid, start)
             self._keep([*rows, row])
@@ -111,8 +112,8 @@ class Rows:
 
         :param agents: the registry's entries.
 
-        *Errors*: BadHandle; :class:`Refused` under ``unknown_workspace`` and ``persist_failed`` (facts 11), after which
-        no row has changed.
+        *Errors*: BadHandle; :class:`Refused` under ``unknown_workspace`` and ``persist_failed`` (facts 11): it holds
+        for this node's life, and is saved when it comes again.
         """
         _check(handle)
         with self._turn:
@@ -153,20 +154,20 @@ class Rows:
         return Row(workspace_id, pid, start, self._pidns, self._boot)
 
     def _keep(self, rows: Iterable[Row]) -> None:
-        """Under the turn: save these rows, the dead ones left out, and go by them.
+        """Under the turn: go by these rows, the dead ones left out, and save them.
 
-        *Errors*: Refused under ``persist_failed``: nothing has changed, here or in the store.
+        *Errors*: Refused under ``persist_failed``: memory has them, and the next change saves them (facts 11).
         """
         alive = tuple(row for row in rows if self._runs(row))
+        self._rows = {row.workspace_id: row for row in alive}
         if alive != self._kept:
             try:
                 self._store.keep_rows(alive)
             except StoreError as error:
                 raise Refused(
-                    f"the row could not be saved, so nothing has changed: {error}", "persist_failed"
+                    f"the row could not be saved, and a node that ends loses it: {error}", "persist_failed"
                 ) from error
             self._kept = alive
-        self._rows = {row.workspace_id: row for row in alive}
 
     def held(self, agents: Mapping[str, Any]) -> frozenset[str]:
         """The handles whose sessions live on this box: of its entries with a live process, and of its rows."""

@@ -121,11 +121,14 @@ def settle(store: Store, inbox: Inbox, intents: Sequence[Intent], bound_s: float
     return search.found
 
 
-def settle_open(store: Store, folder: Folder, manager: Callable[[], LockManager], bound_s: float) -> Settled:
+def settle_open(
+    store: Store, folder: Folder, manager: Callable[[], LockManager], bound_s: float, known_as: str | None = None
+) -> Settled:
     """Settle every open intent of a comm folder: at a node's start, before it answers anybody.
 
     :param manager: answers the lock manager to append under, as :meth:`WriterGate.manager`.
     :param bound_s: seconds to wait for each inbox's lock.
+    :param known_as: the folder's path in the store, where that is not its own.
 
     A mailbox whose inbox cannot be looked at now is left. Its intents stay open, and each is settled when its message
     ID comes again: until then that is answered FAILED, outcome unknown.
@@ -134,7 +137,7 @@ def settle_open(store: Store, folder: Folder, manager: Callable[[], LockManager]
     *Errors*: StoreError.
     """
     mailboxes: dict[str, list[Intent]] = {}
-    for intent in store.open_intents(folder.root):
+    for intent in store.open_intents(known_as or folder.root):
         mailboxes.setdefault(intent.mailbox, []).append(intent)
     filed = not_filed = 0
     left: dict[str, SotbusError] = {}

@@ -38,8 +38,6 @@ STORE_THREADS = 4
 class Writers:
     """Files into the mailboxes of one comm folder. ``await nursery.start(writers.run)`` first.
 
-    The store knows the folder by its path, so that is to be the real one, whichever way it was named.
-
     The parameters are :class:`~sotbus.node.mailbox_writer.MailboxWriter`'s.
     """
 
@@ -53,6 +51,7 @@ class Writers:
         *,
         clock: Callable[[], float] = time.time,
         limits: Limits | None = None,
+        known_as: str | None = None,
         on_cut: Callable[[str, int], object] | None = None,
         on_fault: Callable[[str, Exception], object] | None = None,
     ) -> None:
@@ -63,6 +62,7 @@ class Writers:
         self._settings = settings
         self._clock = clock
         self._limits = limits
+        self._known_as = known_as or folder.root
         self._on_cut, self._on_fault = on_cut, on_fault
         self._nursery: trio.Nursery | None = None
         self._writers: OrderedDict[str, MailboxWriter] = OrderedDict()
@@ -119,7 +119,7 @@ class Writers:
             )
         except StoreError as error:
             raise FilingFailed(f"{error}; the outcome is unknown", outcome_unknown=True) from error
-        mine = (self.folder.root, filing.to, body_hash(filing))
+        mine = (self._known_as, filing.to, body_hash(filing))
         if known is None or known.state == NOT_FILED or (known.folder, known.mailbox, known.body_hash) != mine:
             return None
         if known.state == OPEN:
@@ -148,6 +148,7 @@ class Writers:
                 self._deadlines,
                 clock=self._clock,
                 limits=self._limits,
+                known_as=self._known_as,
                 on_cut=self._on_cut,
                 on_fault=self._on_fault,
                 on_idle=self._drop_idle,

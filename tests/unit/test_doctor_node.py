@@ -220,6 +220,22 @@ def test_a_hubs_links_that_are_down_are_counted_and_no_fault(own: World) -> None
     assert (check.status, check.text) == (OK, "runs, 1 of 2 links up")
 
 
+def test_a_hub_whose_node_no_box_can_reach_is_a_fault(own: World) -> None:
+    listens = write_config(own, 'plugins = ["zmq"]\n[plugin.zmq]\nlisten = "tcp://*:7710"\n')
+    deaf = {"deliveries": {"zmq": {"transport": {"listening": None}}}, "links": [link("linked", up=False)]}
+    heard = deaf | {"deliveries": {"zmq": {"transport": {"listening": "tcp://0.0.0.0:7710"}}}}
+    hub = Topology("vm")
+    for status, verdict in (
+        (deaf | {"restarts": {"zmq": 2}}, FAULT),
+        (deaf | {"restarts": {}}, OK),  # it is about to
+        (heard | {"restarts": {"zmq": 2}}, OK),
+        (deaf | {"deliveries": {}}, FAULT),
+    ):
+        check = checked(place_of(own, hub, NodeView(status={"pid": 77, **status}), config_path=listens))
+        assert check.status == verdict, check.text
+        assert ("reaches it" in check.text) == (verdict == FAULT)
+
+
 # ---- a guest
 
 

@@ -136,9 +136,10 @@ def test_a_join_whose_save_hangs_is_of_unknown_outcome_and_holds_up_no_question(
         ops.store.begun.clear()
         answer = await ops.ask_late("agent.join", workspace_id=row, handle="h")
         assert (answer["code"], answer["outcome_unknown"]) == ("timeout", True)
-        assert ops.rows.holder("h", {}) == "", "it is not so before it is saved"
         assert ops.store.begun.wait(30)
-        assert await ops.ask("agent.join", workspace_id="", handle="h") == {"ok": True}
+        assert ops.rows.holder("h", {}) == row, "memory has it, whatever becomes of the save"
+        assert (await ops.ask("agent.join", workspace_id="", handle="h"))["code"] == "held_by_row"
+        assert await ops.ask("agent.join", workspace_id="", handle="free") == {"ok": True}
         assert ops.store.waits
         answer = await ops.ask_late("agent.join", workspace_id=row, handle="g")
         assert answer["outcome_unknown"] is True
@@ -193,7 +194,6 @@ def test_a_notice_is_told_without_its_text_and_counted(ops: Ops) -> None:
         {"to": {"handle": "far"}},
         {"to": "../far"},
         {"target": "@proj-vm"},
-        {"name": "proj-vm"},
         {"recipient": "proj-vm"},
         {"targets": ["x", "@proj-vm"]},
         {"whom": {"deep": [{"er": "@proj-vm"}]}},
@@ -212,7 +212,8 @@ def test_a_notice_that_names_a_handle_is_mail(notice: dict[str, Any]) -> None:
         {"to": ""},
         {"handle": None},
         {"kind": "info", "level": 3},
-        {"name": "two words"},
+        {"recipient": "two words"},
+        {"name": "window1", "target": "proj-vm", "agent": "claude"},
         {"title": "@proj-vm"},
         {"text": ["@proj-vm", {"x": "@proj-vm"}]},
         {"icon": "@two words"},

@@ -342,7 +342,7 @@ def test_a_notification_is_taken_and_one_for_a_handle_is_refused(nodes: NodeWorl
     with nodes.wire() as wire:
         wire.greet()
         assert wire.ask("agent.send", {"text": "done"}) == {"ok": True}
-        for to in ({"to": "far"}, {"handle": "far"}, {"target": "@far"}, {"name": "far"}):
+        for to in ({"to": "far"}, {"handle": "far"}, {"target": "@far"}, {"mailbox": "far"}):
             answer = wire.ask("agent.send", {"text": "done"} | to)
             assert answer["code"] == "mail_requires_comm_file"
     assert nodes.lines("far") == []

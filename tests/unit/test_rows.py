@@ -195,13 +195,14 @@ def test_a_row_that_cannot_be_saved_is_refused_and_stays_as_it_was(
         raise StoreError("the node's store /s/node.db cannot be used: database or disk is full")
 
     monkeypatch.setattr(store, "keep_rows", full)
-    with pytest.raises(Refused, match=r"could not be saved, so nothing has changed: .*/s/node\.db.* is full") as caught:
+    with pytest.raises(
+        Refused, match=r"could not be saved, and a node that ends loses it: .*/s/node\.db.* is full"
+    ) as caught:
         rows.declare(two, "h", {})
     assert caught.value.code == "persist_failed"
-    assert rows.holder("h", {}) == one
-    assert refused(rows.declare, one, "g", {}) == "persist_failed"
-    assert (rows.holder("h", {}), rows.holder("g", {})) == (one, "")
-    rows.declare(one, "h", {})  # it has it, and that is saved
+    assert rows.holder("h", {}) == two  # until this node ends
+    assert refused(rows.declare, two, "h", {}) == "persist_failed"
+    assert refused(rows.give, ME, start_of(ME)) == "persist_failed"
     monkeypatch.undo()
     assert store.rows() == before
     rows.declare(two, "h", {})
