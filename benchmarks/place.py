@@ -45,7 +45,7 @@ def registry_of(path: Path, count: int) -> None:
             "host": "vm",
             "workspace_id": "",
             "repo": "worker",
-            "root": f"/home/u/work/{number}",
+            "root": f"/home/u/project/{number}",
             "expertise": ["files", "tests"],
             "status": "idle",
             "joined": now,
