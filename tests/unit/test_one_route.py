@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fake_daemon import FakeDaemon, answering
 from node_world import NodeWorld, nodes
 
 __all__ = ["nodes"]
@@ -17,43 +17,21 @@ YES = b'{"v":1,"id":1,"kind":"res","op":"comm.file","payload":{"ok":true}}\n'
 HELLO = b'{"v":1,"id":0,"kind":"res","op":"hello","payload":{"protocol":3}}\n'
 
 
-class Daemon:
-    """A socket on which every request is answered alike; ``requests`` counts them."""
+@contextmanager
+def daemon_at(path: Path, answer: bytes) -> Iterator[FakeDaemon]:
+    """A daemon that answers every request alike."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fake = FakeDaemon(path, answering(HELLO + answer))
+    path.chmod(0o600)
+    try:
+        yield fake
+    finally:
+        fake.close()
 
-    def __init__(self, path: Path, answer: bytes) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.requests = 0
-        self._answer = answer
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(str(path))
-        path.chmod(0o600)
-        self._socket.listen()
-        self._thread = threading.Thread(target=self._serve, name="a-daemon")
-        self._thread.start()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                conn, _ = self._socket.accept()
-            except OSError:
-                return
-            with conn, conn.makefile("rb") as lines:
-                conn.settimeout(20)
-                for line in lines:
-                    if json.loads(line)["op"] == "comm.file":
-                        self.requests += 1
-                        conn.sendall(HELLO + self._answer)
-                        break
-                conn.recv(1)
-
-    def __enter__(self) -> Daemon:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+def filings(fake: FakeDaemon) -> int:
+    """How many filings it was asked for."""
+    return sum(b'"op":"comm.file"' in got for got in fake.got)
 
 
 @pytest.mark.spec("S98")
@@ -62,11 +40,11 @@ def test_a_send_that_the_daemon_refuses_is_asked_once_and_the_hub_not_at_all(nod
     nodes.client("a").writer_gate.manager()  # the record, as a first filing makes it
     nodes.refuse_appends()
     hub = nodes.runtime / "hub" / "hub.sock"
-    with Daemon(nodes.socket, NO) as own, Daemon(hub, YES) as relay:
+    with daemon_at(nodes.socket, NO) as own, daemon_at(hub, YES) as relay:
         sent = nodes.sotbus("a", "send", "@far", "x", env={"SOT_RELAY_ENDPOINT": f"unix:{hub}"})
     assert (sent.returncode, sent.stdout) == (1, "")
     assert sent.stderr.startswith("FAILED -> @far: not today\n")
-    assert (own.requests, relay.requests) == (1, 0)
+    assert (filings(own), filings(relay)) == (1, 0)
     assert nodes.lines("far") == []
 
 
